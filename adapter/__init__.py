@@ -1,0 +1,1 @@
+"""Learning: the drafters, their distillation, their evaluation and the gate. Torch in, plain records out."""

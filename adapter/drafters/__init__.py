@@ -1,0 +1,1 @@
+"""The kinds of drafter, a file each, behind the small protocol of `protocol.py`."""

@@ -1,0 +1,175 @@
+"""Replay: what a drafter would have done on logged requests, without a single call of the target.
+
+Greedy requests: an accepted prefix equals the emitted text, so one teacher-forced pass gives the drafter's
+choice at every position, and from those every round at any k, exactly. Output index 0 came out of the
+prefill, so rounds start at index 1, and proposals past the output's end are not counted.
+Sampled requests: the drafter's overlap with the target's logged rows (temperature 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adapter.acceptance import Acceptance
+from adapter.bootstrap import paired_gain
+from adapter.drafters.causal_lm import CausalLM
+from adapter.loss import drafter_rows, overlap, target_rows
+from storage.decisions import Evaluation, WorkloadScore
+from storage.records import FeedbackRecord
+
+Floats = npt.NDArray[np.float64]
+HEAVIEST = 20.0  # largest weight of a rejected position: 1 / its rejection probability, bounded
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Parent and candidate on one request: sums over its positions, and the rounds of a greedy one."""
+
+    workload: str
+    policy: str  # "greedy" or "sampled"
+    positions: int
+    weight: float  # of the positions together; their number, unless they are rejections only
+    parent: float  # weighted sum of acceptance probabilities
+    candidate: float
+    parent_rounds: tuple[tuple[int, int], ...]  # (proposed, accepted)
+    candidate_rounds: tuple[tuple[int, int], ...]
+
+
+def evaluate(
+    candidate: CausalLM,
+    parent: CausalLM,
+    holdout: Sequence[FeedbackRecord],
+    k: int,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Evaluation:
+    """Both drafters on the same requests: paired, by workload and policy, and over all.
+
+    The interval of each gain is a request-level bootstrap's: positions of one request are alike, so
+    requests are drawn again, not positions. Lengths are of greedy requests (1.0 where there are none).
+    """
+    pairs = [pair for record in holdout if (pair := compare(candidate, parent, record, k)) is not None]
+    groups = sorted({(pair.workload, pair.policy) for pair in pairs})
+    scores = tuple(
+        _score(*group, [p for p in pairs if (p.workload, p.policy) == group], confidence, seed) for group in groups
+    )
+    policies = {policy for _, policy in groups}
+    overall = _score("all", policies.pop() if len(policies) == 1 else "all", pairs, confidence, seed)
+    return Evaluation(k=k, requests=len(pairs), scores=scores, overall=overall)
+
+
+def compare(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord, k: int) -> Paired | None:
+    """Both drafters on one request; None where nothing of it can be scored."""
+    return _greedy(candidate, parent, record, k) if record.greedy else _sampled(candidate, parent, record)
+
+
+@torch.inference_mode()
+def matches(drafter: CausalLM, record: FeedbackRecord) -> npt.NDArray[np.bool_]:
+    """Whether the drafter's choice after the text before it is the emitted token, by output index: [T]."""
+    output = torch.from_numpy(record.output.astype(np.int64))
+    chosen = drafter.logits(_before_outputs(drafter, record)).argmax(-1)
+    agreed: npt.NDArray[np.bool_] = (drafter.draft_to_target[chosen].cpu() == output).numpy()
+    return agreed
+
+
+@torch.inference_mode()
+def overlaps(drafter: CausalLM, record: FeedbackRecord) -> Floats:
+    """sum(min(p, q)) at each of the record's teacher rows: [R]."""
+    positions, ids, log_probs, tail = record.teacher.arrays()
+    rows = _before_outputs(drafter, record)[torch.from_numpy(positions.astype(np.int64))]
+    draft_ids = drafter.target_to_draft.cpu()[torch.from_numpy(ids.astype(np.int64))]
+    log_p = target_rows(torch.from_numpy(log_probs), torch.from_numpy(tail.copy()), draft_ids)
+    log_q = drafter_rows(drafter.logits(rows).cpu(), draft_ids)
+    return overlap(log_p, log_q).double().numpy()
+
+
+def rounds(matched: npt.NDArray[np.bool_], k: int) -> list[tuple[int, int]]:
+    """(proposed, accepted) of each round that greedy speculative decoding plays over an output [T]."""
+    played, start, end = [], 1, len(matched)
+    while start < end:
+        proposed = min(k, end - start)
+        refused = np.flatnonzero(~matched[start : start + proposed])
+        accepted = int(refused[0]) if len(refused) else proposed
+        played.append((proposed, accepted))
+        start += accepted + 1
+    return played
+
+
+def _before_outputs(drafter: CausalLM, record: FeedbackRecord) -> Tensor:
+    """The hidden state before each output token: [T, H]."""
+    tokens = np.concatenate([record.prompt, record.output[:-1]]).astype(np.int64)
+    device = drafter.head.weight.device
+    return drafter.hidden(torch.from_numpy(tokens)[None].to(device))[0, len(record.prompt) - 1 :]
+
+
+def _greedy(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord, k: int) -> Paired | None:
+    if len(record.output) < 2:
+        return None
+    ours, theirs = matches(candidate, record), matches(parent, record)
+    positions = len(record.output) - 1
+    return Paired(
+        workload=record.workload,
+        policy="greedy",
+        positions=positions,
+        weight=float(positions),
+        parent=float(theirs[1:].sum()),
+        candidate=float(ours[1:].sum()),
+        parent_rounds=tuple(rounds(theirs, k)),
+        candidate_rounds=tuple(rounds(ours, k)),
+    )
+
+
+def _sampled(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord) -> Paired | None:
+    if not record.teacher.positions:
+        return None
+    ours, theirs = overlaps(candidate, record), overlaps(parent, record)
+    weights = _weights(record, theirs)
+    return Paired(
+        workload=record.workload,
+        policy="sampled",
+        positions=len(weights),
+        weight=float(weights.sum()),
+        parent=float(weights @ theirs),
+        candidate=float(weights @ ours),
+        parent_rounds=(),
+        candidate_rounds=(),
+    )
+
+
+def _weights(record: FeedbackRecord, parent: Floats) -> Floats:
+    """The weight [R] of each teacher row.
+
+    Rows logged at rejections only are a biased sample: a position is in it with its rejection probability,
+    1 - overlap, so it stands for 1 / (1 - overlap) verified ones (Horvitz-Thompson). Unweighted, a parent
+    would be judged by the positions where it did badly, and any other drafter would look better. Rows
+    logged at every verified position count alike.
+    """
+    positions = record.teacher.arrays()[0]
+    refused = {r.start + r.accepted for r in record.rounds if r.accepted < r.proposed}
+    if not set(positions.tolist()) <= refused:
+        return np.ones(len(positions))
+    return np.minimum(1.0 / np.maximum(1.0 - parent, 1e-9), HEAVIEST)
+
+
+def _score(workload: str, policy: str, pairs: Sequence[Paired], confidence: float, seed: int) -> WorkloadScore:
+    sums = np.array([(p.weight, p.parent, p.candidate) for p in pairs]).reshape(-1, 3)
+    total = float(sums[:, 0].sum()) or 1.0
+    low, high = paired_gain(sums, confidence, seed)
+    parent, candidate = float(sums[:, 1].sum()) / total, float(sums[:, 2].sum()) / total
+    return WorkloadScore(
+        workload=workload,
+        policy=policy,
+        requests=len(pairs),
+        positions=sum(p.positions for p in pairs),
+        parent_probability=parent,
+        candidate_probability=candidate,
+        parent_length=Acceptance.of([r for p in pairs for r in p.parent_rounds]).length,
+        candidate_length=Acceptance.of([r for p in pairs for r in p.candidate_rounds]).length,
+        gain=candidate - parent,
+        gain_low=low,
+        gain_high=high,
+    )

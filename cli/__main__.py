@@ -1,0 +1,5 @@
+"""`python -m cli`: the `redraft` command without an installed script."""
+
+from cli.main import app
+
+app()

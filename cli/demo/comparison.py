@@ -1,0 +1,121 @@
+"""Plain decoding, the first version and the last one, side by side on prompts that neither has seen.
+
+The three arms run in turn on the same server, with the same prompts and settings, and their requests are not
+trained on. The acceptance probability comes from a replay of the plain outputs, every position counted.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from adapter.replay import matches
+from adapter.target import Target
+from adapter.versions import Versions
+from cli.demo.traffic import Answer, Clients, answers
+from service.engine.audit import compare
+from storage.records import FeedbackRecord, TeacherRows, int32
+from storage.registry import Drafter, Version
+
+NOT_TRAINED_ON = {"X-Redraft-Train": "no"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm's figures; a plain arm proposes nothing, so it has no acceptance."""
+
+    arm: str  # plain, first, last
+    version: int | None
+    k: int
+    acceptance_probability: float | None
+    acceptance_rate: float | None
+    acceptance_length: float | None
+    tokens_per_second: float
+    identical: int
+    near_ties: int
+    prompts: int
+
+
+def measure(
+    clients: Clients, prompts: Sequence[tuple[str, str]], draft_length: int, each: Callable[[], None]
+) -> tuple[list[Answer], float]:
+    """Answers to (workload, prompt) pairs at one draft length, and tokens per second over all of them."""
+    headers = {**NOT_TRAINED_ON, "X-Redraft-Draft-Length": str(draft_length)}
+    began, found = time.perf_counter(), []
+    for workload in dict.fromkeys(name for name, _ in prompts):
+        texts = [text for name, text in prompts if name == workload]
+        results = clients.send(workload, texts, headers, lambda _: each())
+        found += list(answers(results))
+        if len(found) < len(texts):
+            raise RuntimeError(f"{len(texts) - len(found)} requests of the comparison failed: {results[0]}")
+    return found, sum(len(a.token_ids) for a in found) / (time.perf_counter() - began)
+
+
+def plain_arm(found: list[Answer], speed: float) -> Arm:
+    return Arm("plain", None, 0, None, None, None, speed, len(found), 0, len(found))
+
+
+def speculative_arm(
+    name: str, version: Version, k: int, found: list[Answer], speed: float, plain: list[Answer], judge: "Judge"
+) -> Arm:
+    """The figures of a version's answers, held against the plain ones."""
+    verdicts = [
+        compare(judge.target, ours.prompt_ids, theirs.token_ids, ours.token_ids).verdict
+        for ours, theirs in zip(found, plain, strict=True)
+    ]
+    proposed, rounds = sum(a.proposed for a in found), sum(a.rounds for a in found)
+    accepted = sum(a.accepted for a in found)
+    return Arm(
+        arm=name,
+        version=version.number,
+        k=k,
+        acceptance_probability=judge.probability(version, plain),
+        acceptance_rate=accepted / max(1, proposed),
+        acceptance_length=1 + accepted / max(1, rounds),
+        tokens_per_second=speed,
+        identical=verdicts.count("identical"),
+        near_ties=verdicts.count("near_tie"),
+        prompts=len(found),
+    )
+
+
+class Judge:
+    """Replays versions over plain outputs, without a call of the target."""
+
+    def __init__(self, target: Target, versions: Versions, drafter: Drafter) -> None:
+        self.target, self._versions, self._drafter = target, versions, drafter
+
+    def probability(self, version: Version, plain: Sequence[Answer]) -> float:
+        """At temperature 0: the share of output positions where the version's choice is the target's."""
+        loaded = self._versions.load(version, self._drafter)
+        agreed = [matches(loaded, self._record(answer))[1:] for answer in plain if len(answer.token_ids) > 1]
+        return float(np.concatenate(agreed).mean())
+
+    def _record(self, answer: Answer) -> FeedbackRecord:
+        return FeedbackRecord(
+            schema_version=1,
+            record_id="",
+            request_id="",
+            finished_at=time.time(),
+            tenant="default",
+            workload=answer.workload,
+            source="reference",
+            target_fingerprint=self.target.files.fingerprint,
+            tokenizer_fingerprint=self.target.files.tokenizer_fingerprint,
+            drafter=self._drafter.name,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            structured=False,
+            lossless=True,
+            train=False,
+            prompt_ids=int32(answer.prompt_ids),
+            output_ids=int32(answer.token_ids),
+            finish_reason="length",
+            rounds=(),
+            teacher=TeacherRows(1, b"", b"", b"", b""),
+            time_to_first_token_ms=0.0,
+            total_ms=answer.seconds * 1e3,
+            resident_mb=0.0,
+        )

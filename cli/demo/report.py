@@ -1,0 +1,88 @@
+"""What is left of a demo: `report.json` for programs, and a plot of acceptance over requests for people."""
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from cli.demo.comparison import Arm
+from cli.demo.traffic import Answer
+from storage.registry import VersionSummary
+
+SMOOTHING = 12  # requests in the moving figure
+
+
+@dataclass(frozen=True)
+class VersionFigures:
+    """A version, and what it showed on live traffic."""
+
+    number: int
+    state: str
+    acceptance_probability: float | None  # on its holdout; None for version 1, which no gate saw
+    acceptance_rate: float | None  # of its live requests; None where it served none
+    acceptance_length: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The demo's outcome. `shortfalls` says what did not happen; empty is success."""
+
+    requests: int
+    seconds: float
+    versions: tuple[VersionFigures, ...]
+    promoted: int
+    refused: int
+    rollback_ms: float
+    forward_ms: float
+    failed_requests: int
+    comparison: tuple[Arm, ...]
+    shortfalls: tuple[str, ...]
+
+
+def version_figures(summary: VersionSummary, answers: list[Answer]) -> VersionFigures:
+    served = [a for a in answers if a.version == summary.version.number and a.rounds]
+    proposed, accepted = sum(a.proposed for a in served), sum(a.accepted for a in served)
+    return VersionFigures(
+        number=summary.version.number,
+        state=summary.state,
+        acceptance_probability=summary.evaluation.overall.candidate_probability if summary.evaluation else None,
+        acceptance_rate=accepted / proposed if served else None,
+        acceptance_length=1 + accepted / sum(a.rounds for a in served) if served else None,
+        reason=summary.reason,
+    )
+
+
+def write(report: Report, answers: list[Answer], folder: Path) -> None:
+    """`report.json` and `acceptance.png` in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    plot([a for a in answers if a.rounds], folder / "acceptance.png")
+
+
+def plot(answers: list[Answer], path: Path) -> None:
+    """Acceptance length over requests: each request a dot, their moving mean a line, each version change a mark."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lengths = np.array([1 + a.accepted / a.rounds for a in answers])
+    figure, axes = pyplot.subplots(figsize=(10, 5), dpi=120)
+    for workload in dict.fromkeys(a.workload for a in answers):
+        at = [i for i, a in enumerate(answers) if a.workload == workload]
+        axes.scatter(at, lengths[at], s=14, alpha=0.5, label=f"{workload}: one request")
+    window = min(SMOOTHING, len(lengths))
+    moving = np.convolve(lengths, np.ones(window) / window, mode="valid")
+    axes.plot(np.arange(window - 1, len(lengths)), moving, color="black", label=f"mean of {window} requests")
+    for i, (before, after) in enumerate(pairwise(answers), start=1):
+        if after.version is not None and before.version is not None and after.version > before.version:
+            axes.axvline(i, color="grey", linestyle="--", linewidth=0.8)
+            axes.annotate(f"v{after.version}", (i, axes.get_ylim()[1]), fontsize=8, ha="left", va="top")
+    axes.set(xlabel="requests finished", ylabel="acceptance length", title="The drafter learns from the traffic")
+    axes.legend(loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

@@ -1,0 +1,52 @@
+"""The `redraft` command: gathers the command files. Nothing heavy is imported before a command asks for it."""
+
+import typer
+from typer.core import TyperGroup
+
+from cli import doctor, history, init, operate, processes, serve, up, versions
+from cli.output import explain, fail, known
+
+
+class Commands(TyperGroup):
+    """Known errors end a command with one line on stderr and exit code 1; bugs keep their traceback."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if not known(error):
+                raise
+            fail(explain(error))
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="redraft",
+    help="Keeps a speculative decoder's drafter in step with live traffic.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+for command, panel in (
+    (up.up, "Run"),
+    (processes.migrate, "Run"),
+    (serve.serve, "Run"),
+    (processes.trainer, "Run"),
+    (processes.housekeeper, "Run"),
+    (processes.beat, "Run"),
+    (init.init, "Versions"),
+    (versions.versions, "Versions"),
+    (versions.show, "Versions"),
+    (versions.compare, "Versions"),
+    (history.history, "Versions"),
+    (operate.promote, "Versions"),
+    (operate.rollback, "Versions"),
+    (operate.servers, "Health"),
+    (doctor.doctor, "Health"),
+    (processes.alive, "Health"),
+):
+    app.command(rich_help_panel=panel)(command)
+app.command(hidden=True)(processes.valkey)

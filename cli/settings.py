@@ -1,0 +1,79 @@
+"""All settings there are, and how commands read them.
+
+The settings classes stand beside their users, some of which need torch: they are named here and imported when
+asked for, so that `redraft --help` and the operator's commands stay quick.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from getpass import getuser
+from importlib import import_module
+from typing import Any, TypeVar
+
+from cli.output import warn
+from storage.config import PREFIX, read, setting, variable
+
+T = TypeVar("T")
+
+SETTINGS_CLASSES = (
+    "cli.settings:CommandConfig",
+    "storage.config:StorageConfig",
+    "adapter.target:TargetConfig",
+    "service.app:ServeConfig",
+    "service.engine.engine:EngineConfig",
+    "service.live:LiveConfig",
+    "service.feedback:FeedbackConfig",
+    "worker.config:TriggerConfig",
+    "worker.config:TrainerConfig",
+    "adapter.distil:DistilConfig",
+    "adapter.gate:GateConfig",
+    "cli.logs:LogConfig",
+)
+
+
+@dataclass(frozen=True)
+class CommandConfig:
+    """What commands act on."""
+
+    drafter: str = setting("", "name of the drafter; empty: the only one of the target")
+
+
+def settings_classes() -> tuple[type[Any], ...]:
+    """The settings classes themselves, in the order of the README's table."""
+    found = []
+    for name in SETTINGS_CLASSES:
+        module, _, cls = name.partition(":")
+        found.append(getattr(import_module(module), cls))
+    return tuple(found)
+
+
+def settings(cls: type[T]) -> T:
+    """One settings class, from this process's environment."""
+    return read(cls, os.environ)
+
+
+def actor() -> str:
+    """Who is at work here, for the audit log."""
+    try:
+        return f"cli:{getuser()}"
+    except (OSError, KeyError, ImportError):  # a container's user without a name
+        return f"cli:{os.getuid()}"
+
+
+def warn_unknown() -> None:
+    """Name the variables that look like settings and are none: a misspelt setting is silently a default."""
+    for line in unknown(os.environ):
+        warn(line)
+
+
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each `REDRAFT_*` variable that no settings class has."""
+    names = {variable(f.name) for cls in settings_classes() for f in fields(cls)}
+    lines = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in names:
+            near = get_close_matches(name, names, n=1)
+            lines.append(f"{name} is no setting of redraft" + (f"; did you mean {near[0]}?" if near else ""))
+    return lines

@@ -1,0 +1,149 @@
+"""`redraft show`: the card of one version, from SQL alone."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.acceptance import COLUMNS, Acceptance, as_json, by_workload, cells
+from cli.opened import DrafterOption, JsonOption, Opened, open_drafter
+from cli.output import age, figure, number_or_dash, pairs, plain, show_json, table
+
+if TYPE_CHECKING:
+    from storage.decisions import Evaluation, TrainingReport, WorkloadScore
+    from storage.registry import Drafter, Event, Interval, VersionSummary
+
+
+@dataclass(frozen=True)
+class Card:
+    """All that is known of a version."""
+
+    drafter: "Drafter"
+    summary: "VersionSummary"
+    training: "TrainingReport | None"  # None for a version 1
+    intervals: "tuple[Interval, ...]"  # when it was live
+    events: "tuple[Event, ...]"  # moves of the pointer to it or away from it, newest first
+    acceptance: dict[tuple[str, str], Acceptance]  # live traffic by (workload, policy)
+
+
+def show(
+    number: Annotated[int, typer.Argument(metavar="N", help="number of the version")],
+    drafter: DrafterOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show one version: where it comes from, how it was judged, when it was live, what it accepted."""
+    card = version_card(open_drafter(drafter), number)
+    if json:
+        show_json(card_json(card))
+    else:
+        _print(card)
+
+
+def version_card(opened: Opened, number: int) -> Card:
+    """The card of version `number`; raises `UnknownVersion`."""
+    from storage import history
+
+    name, registry = opened.drafter.name, opened.registry
+    version = registry.version(name, number)
+    return Card(
+        drafter=opened.drafter,
+        summary=next(s for s in registry.versions(name) if s.version.number == number),
+        training=registry.training(version),
+        intervals=tuple(i for i in registry.intervals(name) if i.version == number),
+        events=tuple(e for e in registry.events(name, limit=1000) if number in (e.before, e.after)),
+        acceptance=by_workload(history.by_version(opened.database, name), number),
+    )
+
+
+def card_json(card: Card) -> dict[str, Any]:
+    """The card as one object."""
+    summary = card.summary
+    return {
+        **plain(summary.version),
+        "state": summary.state,
+        "reason": summary.reason,
+        "kind": card.drafter.kind,
+        "target_fingerprint": card.drafter.target_fingerprint,
+        "training": card.training,
+        "evaluation": summary.evaluation,
+        "intervals": card.intervals,
+        "events": card.events,
+        "acceptance": as_json(card.acceptance),
+    }
+
+
+def _print(card: Card) -> None:
+    summary, version = card.summary, card.summary.version
+    pairs(
+        f"version {version.number} of {card.drafter.name}: {summary.state}",
+        [
+            ("reason", summary.reason or "-"),
+            ("parent", number_or_dash(version.parent)),
+            ("window", number_or_dash(version.window_id)),
+            ("made", f"{version.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(version.created_at)} ago"),
+            ("weights", f"sha256 {version.weights_sha256}, {version.size_bytes / 1e6:.1f} MB"),
+            ("target", card.drafter.target_fingerprint),
+        ],
+    )
+    if card.training:
+        _print_training(card.training)
+    if summary.evaluation:
+        _print_evaluation(summary.evaluation)
+    _print_life(card)
+
+
+def _print_training(run: "TrainingReport") -> None:
+    settings = ", ".join(f"{name} {value}" for name, value in run.config.items())
+    pairs(
+        "\ntraining",
+        [
+            ("data", f"{run.records} records, {run.positions} positions, {run.steps} steps, {run.seconds:.1f} s"),
+            ("loss", f"{figure(run.first_loss)} -> {figure(run.last_loss)}"),
+            ("settings", settings),
+        ],
+    )
+
+
+def _print_evaluation(evaluation: "Evaluation") -> None:
+    """Parent and candidate on the same holdout."""
+    columns = ("workload", "policy", "requests", "acceptance probability", "gain", f"acceptance length (k={evaluation.k})")
+    rows = [_score(score) for score in (*evaluation.scores, evaluation.overall)]
+    table("\nthe gate's evaluation, parent -> this version", columns, rows, right=columns[2:])
+
+
+def _score(score: "WorkloadScore") -> tuple[str, ...]:
+    return (
+        score.workload,
+        score.policy,
+        str(score.requests),
+        f"{figure(score.parent_probability)} -> {figure(score.candidate_probability)}",
+        f"{score.gain:+.3f} [{score.gain_low:+.3f}, {score.gain_high:+.3f}]",
+        f"{figure(score.parent_length, 2)} -> {figure(score.candidate_length, 2)}",
+    )
+
+
+def _print_life(card: Card) -> None:
+    if card.acceptance:
+        rows = [(workload, policy, *cells(found)) for (workload, policy), found in card.acceptance.items()]
+        table("\nlive traffic", ("workload", "policy", *COLUMNS), rows, right=COLUMNS)
+    if card.intervals:
+        spans = [(str(i.generation), f"{i.started_at:%F %T}", f"{i.ended_at:%F %T}" if i.ended_at else "now")
+                 for i in card.intervals]
+        table("\nlive (UTC)", ("generation", "from", "to"), spans)
+    table("\nevents (UTC)", EVENT_COLUMNS, [event_cells(event) for event in card.events])
+
+
+EVENT_COLUMNS = ("at", "what", "from", "to", "generation", "by", "reason")
+
+
+def event_cells(event: "Event") -> tuple[str, ...]:
+    """A move of the pointer under `EVENT_COLUMNS`."""
+    return (
+        f"{event.at:%F %T}",
+        event.kind,
+        number_or_dash(event.before),
+        str(event.after),
+        str(event.generation),
+        event.actor,
+        event.reason,
+    )

@@ -1,0 +1,88 @@
+"""`redraft versions`: what was made, what became of it and why."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from cli.acceptance import COLUMNS, Acceptance, cells, of_version
+from cli.opened import DrafterOption, JsonOption, Opened, open_drafter
+from cli.output import age, figure, number_or_dash, plain, show_json, table
+
+if TYPE_CHECKING:
+    from storage.registry import Pointer, VersionSummary
+
+ORDER = {"live": 0, "canary": 2, "candidate": 3}  # 1 is the previous version, 4 all others
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A version as the list shows it; acceptance probability is the gate's, on the holdout."""
+
+    number: int
+    state: str
+    previous: bool  # what `redraft rollback` goes back to
+    parent: int | None
+    reason: str
+    acceptance_probability: float | None
+    live: Acceptance
+    created_at: datetime
+    size_bytes: int
+    weights_sha256: str
+
+
+def versions(drafter: DrafterOption = "", json: JsonOption = False) -> None:
+    """List the drafter's versions: what is live first, then what it would roll back to."""
+    opened = open_drafter(drafter)
+    rows = version_rows(opened)
+    if json:
+        show_json([_flat(row) for row in rows])
+        return
+    columns = ("version", "state", "parent", "acceptance probability", *COLUMNS, "age", "reason")
+    cells_of = [
+        (str(r.number), _state(r), number_or_dash(r.parent), figure(r.acceptance_probability), *cells(r.live),
+         age(r.created_at), r.reason)
+        for r in rows
+    ]  # fmt: skip
+    table(f"versions of {opened.drafter.name}", columns, cells_of, right=(columns[0], *columns[2:-1]))
+
+
+def version_rows(opened: Opened) -> list[VersionRow]:
+    """All versions in the order of the list."""
+    from storage import history
+
+    name = opened.drafter.name
+    pointer, traffic = opened.registry.pointer(name), history.by_version(opened.database, name)
+    summaries = opened.registry.versions(name)
+    rows = [_row(s, pointer, of_version(traffic, s.version.number)) for s in summaries]
+    return sorted(rows, key=_place)
+
+
+def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> VersionRow:
+    version, evaluation = summary.version, summary.evaluation
+    return VersionRow(
+        number=version.number,
+        state=summary.state,
+        previous=pointer.previous is not None and pointer.previous.number == version.number,
+        parent=version.parent,
+        reason=summary.reason,
+        acceptance_probability=evaluation.overall.candidate_probability if evaluation else None,
+        live=live,
+        created_at=version.created_at,
+        size_bytes=version.size_bytes,
+        weights_sha256=version.weights_sha256,
+    )
+
+
+def _place(row: VersionRow) -> tuple[int, int]:
+    if row.previous:
+        return 1, 0
+    return ORDER.get(row.state, 4), -row.number
+
+
+def _state(row: VersionRow) -> str:
+    return f"{row.state}, previous" if row.previous else row.state
+
+
+def _flat(row: VersionRow) -> dict[str, Any]:
+    fields = plain(row)
+    return {**fields, **fields.pop("live")}

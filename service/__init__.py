@@ -1,0 +1,1 @@
+"""What runs in, or beside, the process that decodes."""

@@ -1,0 +1,120 @@
+"""A request on its way through the engine: what was asked, what has come out, and where its memory stands."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from adapter.acceptance import Policy
+from service.engine.text import TextStream
+from storage.records import Round
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The figures of a finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: tuple[Round, ...]
+    time_to_first_token_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step of the engine added to a request; the last one has a finish reason and the usage."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # stop, length, cancelled, error
+    usage: Usage | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TeacherRow:
+    """The target's top K before the token that it refused, at one output position."""
+
+    position: int
+    ids: npt.NDArray[np.int32]
+    log_probs: npt.NDArray[np.float16]
+    tail_log_mass: float
+
+
+@dataclass(eq=False)
+class Generation:
+    """A request in the engine. `listener` is called from the engine's thread after every step."""
+
+    request_id: str
+    prompt_ids: list[int]
+    policy: Policy
+    max_tokens: int
+    listener: Callable[[Delta], None]
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    workload: str = "default"
+    tenant: str = "default"
+    train: bool = True
+    draft_length: int | None = None  # None: the engine's; 0: plain decoding
+    output_ids: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    teacher: list[TeacherRow] = field(default_factory=list)
+    finish_reason: str | None = None
+    submitted_at: float = field(default_factory=time.perf_counter)
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+
+
+@dataclass(eq=False)
+class Row:
+    """A generation that holds a slot. The slot's index is the row's place in the engine's list of rows."""
+
+    generation: Generation
+    text: TextStream
+    generator: torch.Generator | None
+    sequence: list[int]  # prompt and output
+    target_length: int = 0  # tokens of the sequence in the target's memory; all but the last, between rounds
+    drafter_length: int = 0  # tokens of the sequence in the drafter's memory; 0 after a swap
+
+    @property
+    def remaining(self) -> int:
+        return self.generation.max_tokens - len(self.generation.output_ids)
+
+
+def usage(generation: Generation) -> Usage:
+    """The usage of a finished generation."""
+    return Usage(
+        prompt_tokens=len(generation.prompt_ids),
+        completion_tokens=len(generation.output_ids),
+        rounds=tuple(generation.rounds),
+        time_to_first_token_ms=(generation.first_token_at - generation.submitted_at) * 1e3,
+        total_ms=(generation.finished_at - generation.submitted_at) * 1e3,
+    )
+
+
+def clipped(rounds: list[Round], length: int) -> list[Round]:
+    """Rounds of an output of `length` tokens, without the proposals past its end.
+
+    A round cut short by the end of text, a stop string or max_tokens is no rejection, and counts as accepted
+    only what was committed.
+    """
+    kept = []
+    for r in rounds:
+        room = length - r.start
+        accepted, proposed = min(r.accepted, room), min(r.proposed, room)
+        rejected = accepted < proposed
+        kept.append(
+            msgspec.structs.replace(
+                r,
+                proposed=proposed,
+                accepted=accepted,
+                rejected_token=r.rejected_token if rejected else -1,
+                rejected_q=r.rejected_q if rejected else 0.0,
+            )
+        )
+    return kept

@@ -1,0 +1,98 @@
+"""What other threads ask of the engine: requests, cancellations, another drafter, and to stop.
+
+The engine looks in between rounds, so nothing here ever changes under a round.
+"""
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from adapter.drafters.causal_lm import CausalLM
+from service.engine.generation import Generation
+
+
+class Busy(RuntimeError):
+    """More requests wait than the engine takes; try again later."""
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A drafter that is to propose from the next round on; None for plain decoding."""
+
+    version: int
+    drafter: CausalLM | None
+    done: "Future[int]"
+
+
+class Inbox:
+    """Thread-safe. Holds at most `capacity` waiting requests."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._requests: deque[Generation] = deque()
+        self._cancelled: set[str] = set()
+        self._swap: Swap | None = None
+        self._stopping = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def submit(self, generation: Generation) -> None:
+        """Queue a request; raises `Busy`."""
+        with self._changed:
+            if len(self._requests) >= self._capacity or self._stopping:
+                raise Busy(f"{len(self._requests)} requests are waiting")
+            self._requests.append(generation)
+            self._changed.notify()
+
+    def cancel(self, request_id: str) -> None:
+        with self._changed:
+            self._cancelled.add(request_id)
+            self._changed.notify()
+
+    def swap(self, version: int, drafter: CausalLM | None) -> "Future[int]":
+        """Ask for another drafter. One that was asked for and not yet taken is overtaken, and its future cancelled."""
+        done: Future[int] = Future()
+        with self._changed:
+            overtaken, self._swap = self._swap, Swap(version, drafter, done)
+            self._changed.notify()
+        if overtaken is not None:
+            overtaken.done.cancel()
+        return done
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def wait(self, busy: bool) -> bool:
+        """Wait until there is something to do, at once where the engine is `busy`; False when it is to stop."""
+        with self._changed:
+            while not (busy or self._requests or self._cancelled or self._swap or self._stopping):
+                self._changed.wait()
+            return not self._stopping
+
+    def take_request(self) -> Generation | None:
+        with self._changed:
+            return self._requests.popleft() if self._requests else None
+
+    def take_all(self) -> list[Generation]:
+        with self._changed:
+            taken, self._requests = list(self._requests), deque()
+            return taken
+
+    def take_swap(self) -> Swap | None:
+        with self._changed:
+            taken, self._swap = self._swap, None
+            return taken
+
+    def take_cancelled(self) -> tuple[set[str], list[Generation]]:
+        """The cancelled ids, and those requests among them that were still waiting."""
+        with self._changed:
+            ids, self._cancelled = self._cancelled, set()
+            dropped = [g for g in self._requests if g.request_id in ids]
+            for generation in dropped:
+                self._requests.remove(generation)
+            return ids, dropped

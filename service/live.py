@@ -1,0 +1,170 @@
+"""Keeps a server on its drafter's live version: follows the pointer, loads, offers the swap, acknowledges.
+
+pointer moves (SQL) -> announcement (Redis) or polling -> load beside the running drafter -> the engine swaps
+between rounds -> `Servers.beat` with the new generation, which is what `redraft rollback` waits for. Whatever
+fails here, the engine goes on with what it has.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from storage.announcements import Announcements
+from storage.config import setting
+from storage.registry import Pointer, Registry, Version
+from storage.servers import Servers
+
+KEPT = 3  # loaded drafters kept for instant rollback
+BEAT_SECONDS = 5.0  # a server unheard of for 15 s counts as gone
+FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
+SLICE = 0.2  # seconds; how soon `close` is noticed
+
+D = TypeVar("D")
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class LiveConfig:
+    """How a server follows the live pointer."""
+
+    live_poll_seconds: float = setting(2.0, "how often a server looks for a new live version by itself")
+
+
+class LiveFollower(Generic[D]):
+    """One server's follower of one drafter.
+
+    `load(version)` returns a checked and warmed-up drafter, or raises. `offer(generation, version, drafter)`
+    returns when the engine has swapped, or raises. Both run in the follower's thread, never in the engine's.
+    """
+
+    def __init__(
+        self,
+        drafter: str,
+        server_id: str,
+        host_kind: str,
+        registry: Registry,
+        servers: Servers,
+        load: Callable[[Version], D],
+        offer: Callable[[int, Version, D], None],
+        redis_url: str,
+        config: LiveConfig = LiveConfig(),
+    ) -> None:
+        self.drafter, self.server_id, self.host_kind = drafter, server_id, host_kind
+        self.registry, self.servers = registry, servers
+        self.load, self.offer = load, offer
+        self.config = config
+        self.generation = 0  # applied by this server; 0: none yet
+        self.version: Version | None = None  # served by this server
+        self.error = ""  # why the newest generation is not applied
+        self.swaps, self.failures = 0, 0
+        self._kept: OrderedDict[int, D] = OrderedDict()  # by version id, the last used at the end
+        self._retry = _Retry()
+        self._beat_at = 0.0
+        self._registry_lost = False
+        self._announcements = Announcements(redis_url, drafter)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop following and sign off, so that nobody waits for this server's acknowledgement."""
+        self._closing.set()
+        self._thread.join(timeout)
+        try:
+            self.servers.gone(self.server_id)
+        except Exception as error:  # it will be missed after 15 s all the same
+            log.warning("live.sign_off_failed", error=type(error).__name__)
+
+    def follow_once(self) -> None:
+        """Look at the pointer; when it moved, load, swap and acknowledge; else beat when it is time."""
+        pointer = self.registry.pointer(self.drafter)
+        if pointer.generation != self.generation and self._retry.due(pointer.generation):
+            self._apply(pointer)
+            self._beat()
+        elif time.monotonic() >= self._beat_at:
+            self._beat()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._follow_safely()
+            self._wait()
+        self._announcements.close()
+
+    def _follow_safely(self) -> None:
+        """One look; the database may be away for as long as it likes."""
+        try:
+            self.follow_once()
+        except Exception as error:
+            if not self._registry_lost:
+                log.warning("live.registry_unreachable", error=type(error).__name__)
+            self._registry_lost = True
+            return
+        if self._registry_lost:
+            log.info("live.registry_reachable")
+        self._registry_lost = False
+
+    def _wait(self) -> None:
+        """Until an announcement, the next poll, or the end."""
+        deadline = time.monotonic() + self.config.live_poll_seconds
+        while not self._closing.is_set() and (left := deadline - time.monotonic()) > 0:
+            if self._announcements.wait(min(left, SLICE)):
+                return
+
+    def _apply(self, pointer: Pointer) -> None:
+        version, began = pointer.live, time.monotonic()
+        try:
+            if self.version is None or version.id != self.version.id:
+                self._swap(pointer.generation, version)
+        except Exception as error:  # a damaged file, too little memory, the engine's refusal: the old one stays
+            self._failed(pointer, error)
+            return
+        self.generation, self.version, self.error = pointer.generation, version, ""
+        self._retry = _Retry()
+        milliseconds = round((time.monotonic() - began) * 1000)
+        log.info("live.applied", version=version.number, generation=self.generation, milliseconds=milliseconds)
+
+    def _swap(self, generation: int, version: Version) -> None:
+        drafter = self._kept.get(version.id)
+        if drafter is None:
+            drafter = self.load(version)
+        self.offer(generation, version, drafter)
+        self.swaps += 1
+        self._kept[version.id] = drafter
+        self._kept.move_to_end(version.id)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    def _failed(self, pointer: Pointer, error: Exception) -> None:
+        self.failures += 1
+        self.error = f"version {pointer.live.number}: {error}"
+        self._retry.failed(pointer.generation)
+        log.warning("live.swap_failed", version=pointer.live.number, error=type(error).__name__)
+
+    def _beat(self) -> None:
+        """Say what this server serves: at once after a change, else every few seconds."""
+        number = self.version.number if self.version else 0
+        self.servers.beat(self.server_id, self.host_kind, self.drafter, self.generation, number, self.error)
+        self._beat_at = time.monotonic() + BEAT_SECONDS
+
+
+class _Retry:
+    """When to try a generation again that could not be applied; another generation is tried at once."""
+
+    def __init__(self) -> None:
+        self._generation, self._failures, self._at = 0, 0, 0.0
+
+    def due(self, generation: int) -> bool:
+        return generation != self._generation or time.monotonic() >= self._at
+
+    def failed(self, generation: int) -> None:
+        self._failures = self._failures + 1 if generation == self._generation else 1
+        self._generation = generation
+        self._at = time.monotonic() + min(LONGEST_RETRY, FIRST_RETRY * 2 ** min(self._failures - 1, 10))

@@ -1,0 +1,116 @@
+"""Prometheus figures of a server: what its requests did, and where engine, feedback and live follower stand.
+
+Requests are counted as they finish; the state of the parts is read when Prometheus asks. The speculative
+counters have vLLM's names after our prefix; from them, acceptance rate = accepted / draft tokens and
+acceptance length = 1 + accepted / drafts.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from service.engine.engine import Engine
+from service.engine.generation import Generation
+from service.feedback import FeedbackWriter
+from service.live import LiveFollower
+
+WORKLOADS = 64  # labels kept apart; clients choose them freely, and each one costs memory here and in Prometheus
+OTHER = "other"
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150)
+ROUND_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each counter, which nobody reads
+
+
+class Metrics:
+    """All figures of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._workloads: set[str] = set()
+        self._requests = self._counter("requests", "Finished requests", "workload", "finish_reason")
+        self._tokens = self._counter("output_tokens", "Tokens sent to clients", "workload")
+        spec = ("version", "workload")
+        self._drafts = self._counter("spec_decode_num_drafts", "Rounds with a proposal", *spec)
+        self._proposed = self._counter("spec_decode_num_draft_tokens", "Proposed tokens", *spec)
+        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens", *spec)
+        self._by_position = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position, from 0", *spec, "position"
+        )
+        self._first_token = self._histogram("time_to_first_token_seconds", "Wait for the first token", SECONDS)
+        self._total = self._histogram("request_seconds", "Duration of a request", SECONDS)
+        self._draft = self._histogram("draft_seconds", "Proposing, a round of a request", ROUND_SECONDS)
+        self._verify = self._histogram("verify_seconds", "Verification, a round of a request", ROUND_SECONDS)
+
+    def finished(self, generation: Generation) -> None:
+        """Count a finished request; called from the engine's thread."""
+        workload = self._label(generation.workload)
+        self._requests.labels(workload, generation.finish_reason or "").inc()
+        self._tokens.labels(workload).inc(len(generation.output_ids))
+        if generation.first_token_at:
+            self._first_token.observe(generation.first_token_at - generation.submitted_at)
+        self._total.observe(generation.finished_at - generation.submitted_at)
+        self._count_rounds(generation, workload)
+
+    def watch(self, engine: Engine, writer: FeedbackWriter, follower: LiveFollower) -> None:
+        """Show the state of these parts from now on."""
+        self.registry.register(_Parts(engine, writer, follower))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _count_rounds(self, generation: Generation, workload: str) -> None:
+        for r in generation.rounds:
+            labels = (str(r.version), workload)
+            self._drafts.labels(*labels).inc()
+            self._proposed.labels(*labels).inc(r.proposed)
+            self._accepted.labels(*labels).inc(r.accepted)
+            for position in range(r.accepted):
+                self._by_position.labels(*labels, str(position)).inc()
+            self._draft.observe(r.draft_ms / 1e3)
+            self._verify.observe(r.verify_ms / 1e3)
+
+    def _label(self, workload: str) -> str:
+        if workload not in self._workloads and len(self._workloads) >= WORKLOADS:
+            return OTHER
+        self._workloads.add(workload)
+        return workload
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"redraft_{name}", help, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help: str, buckets: Iterable[float]) -> Histogram:
+        return Histogram(f"redraft_{name}", help, buckets=tuple(buckets), registry=self.registry)
+
+
+class _Parts(Collector):
+    """Reads the parts' own counters when Prometheus asks."""
+
+    def __init__(self, engine: Engine, writer: FeedbackWriter, follower: LiveFollower) -> None:
+        self._engine, self._writer, self._follower = engine, writer, follower
+
+    def collect(self) -> Iterator[Metric]:
+        engine, writer, follower = self._engine, self._writer, self._follower
+        yield _gauge("requests_running", "Requests that hold a slot", engine.running)
+        yield _gauge("requests_waiting", "Requests that wait for a slot", engine.waiting)
+        yield _gauge("live_version", "Version that proposes; 0: none", engine.live_version)
+        yield _gauge("live_generation", "Move of the live pointer that is applied here", follower.generation)
+        yield _total("swaps", "Drafters swapped in", follower.swaps)
+        yield _total("swap_failures", "Versions that could not be loaded or swapped in", follower.failures)
+        yield _total("drafter_faults", "Drafters dropped because they failed in a round", engine.drafter_faults)
+        yield _gauge("feedback_waiting", "Feedback records that wait for Redis", writer.waiting)
+        yield _total("feedback_written", "Feedback records that Redis confirmed", writer.written)
+        dropped = CounterMetricFamily("redraft_feedback_dropped", "Feedback records lost", labels=["reason"])
+        for reason, count in writer.dropped.items():
+            dropped.add_metric([reason], count)
+        yield dropped
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"redraft_{name}", help, value=value)
+
+
+def _total(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"redraft_{name}", help, value=value)

@@ -1,0 +1,1 @@
+"""What is kept: records, streams, tables, weights. No torch, no Celery, no HTTP."""

@@ -1,0 +1,106 @@
+"""Moving the live pointer: what is served changes here and nowhere else, and everything about it in one go.
+
+The registry calls these inside its transaction: the pointer row, the live intervals, the event, the
+audit row and the outbox message are kept together or not at all.
+"""
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from storage import audit, outbox
+from storage.database import now
+from storage.tables import EventRow, IntervalRow, PointerRow, VersionRow
+
+
+class PointerMoved(RuntimeError):
+    """The version expected to be live is not (any more): look at what is, and decide again."""
+
+
+def lock(session: Session, drafter_id: int) -> PointerRow:
+    """The pointer, which nobody else can move until the transaction ends."""
+    return session.scalars(select(PointerRow).where(PointerRow.drafter_id == drafter_id).with_for_update()).one()
+
+
+def start(session: Session, first: VersionRow, actor: str) -> None:
+    """Point a new drafter at its first version, as generation 1."""
+    session.add(PointerRow(drafter_id=first.drafter_id, live_id=first.id, generation=1))
+    _tell(session, "init", None, first, 1, actor, f"drafter {first.drafter.name} was made")
+
+
+def promote(session: Session, to: VersionRow, expecting: VersionRow, actor: str, reason: str) -> None:
+    _move(session, "promote", to, expecting, expecting.id, actor, reason)
+
+
+def roll_back(session: Session, to: VersionRow, expecting: VersionRow, actor: str, reason: str) -> None:
+    """Afterwards `previous` is what `to` had replaced, so that rolling back again goes further back."""
+    _move(session, "rollback", to, expecting, _replaced_by(session, to), actor, reason)
+
+
+def _replaced_by(session: Session, version: VersionRow) -> int | None:
+    moves = select(EventRow.from_id).where(EventRow.to_id == version.id, EventRow.kind != "rollback")
+    return session.scalar(moves.order_by(EventRow.generation.desc()).limit(1))
+
+
+def _move(
+    session: Session,
+    kind: str,
+    to: VersionRow,
+    expecting: VersionRow,
+    previous_id: int | None,
+    actor: str,
+    reason: str,
+) -> None:
+    """Compare and set: point at `to` if `expecting` is live."""
+    pointer = lock(session, to.drafter_id)
+    moved = (
+        update(PointerRow)
+        .where(PointerRow.drafter_id == to.drafter_id, PointerRow.generation == pointer.generation)
+        .where(PointerRow.live_id == expecting.id)
+        .values(live_id=to.id, previous_id=previous_id, generation=PointerRow.generation + 1)
+        .returning(PointerRow.generation)
+    )
+    generation = session.execute(moved).scalar_one_or_none()
+    if generation is None:
+        live = session.get_one(VersionRow, pointer.live_id)
+        raise PointerMoved(
+            f"version {live.number} of {to.drafter.name} is live, not version {expecting.number}: "
+            f"version {to.number} was not made live"
+        )
+    session.refresh(pointer)
+    _tell(session, kind, expecting, to, generation, actor, reason)
+
+
+def _tell(
+    session: Session,
+    kind: str,
+    before: VersionRow | None,
+    to: VersionRow,
+    generation: int,
+    actor: str,
+    reason: str,
+) -> None:
+    """Write down a move: intervals, event, audit row, and the message to the servers."""
+    _turn_interval(session, to, generation)
+    session.add(
+        EventRow(
+            drafter_id=to.drafter_id, kind=kind, from_id=before.id if before else None, to_id=to.id,
+            generation=generation, actor=actor, reason=reason, at=now(session),
+        )
+    )  # fmt: skip
+    was = {"live": before.number, "generation": generation - 1} if before else {}
+    becomes = {"live": to.number, "generation": generation}
+    audit.append(session, actor, f"pointer.{kind}", f"drafter/{to.drafter.name}", was, becomes, reason)
+    outbox.add(session, outbox.POINTER_TOPIC, {"drafter": to.drafter.name, "generation": generation})
+
+
+def _turn_interval(session: Session, to: VersionRow, generation: int) -> None:
+    """Close the open interval and open the next at that moment; a clock set back cannot turn it round."""
+    moment = now(session)
+    open_one = session.scalar(
+        select(IntervalRow).where(IntervalRow.drafter_id == to.drafter_id, IntervalRow.ended_at.is_(None))
+    )
+    if open_one is not None:
+        moment = max(moment, open_one.started_at)
+        open_one.ended_at = moment
+        session.flush()  # before the next one opens: only one may be open
+    session.add(IntervalRow(drafter_id=to.drafter_id, version_id=to.id, generation=generation, started_at=moment))

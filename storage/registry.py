@@ -1,0 +1,239 @@
+"""The registry: drafters, their versions, what is live, and the moves between them. SQL is the only truth.
+
+Serving reads `pointer`; the trainer adds candidates, records the gate's answers and promotes; the operator
+promotes and rolls back. With a `lease` every write first checks that the job is still ours (`storage/jobs`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from storage import audit, lineage, lookup, pointer
+from storage.database import exclusive, now, reading, transaction
+from storage.decisions import Decision, Evaluation, TrainingReport
+from storage.jobs import Lease, hold
+from storage.lookup import UnknownDrafter, UnknownVersion
+from storage.pointer import PointerMoved
+from storage.tables import DrafterRow, PointerRow, TrainingRow, VersionRow
+from storage.views import (
+    Drafter,
+    Event,
+    Interval,
+    Pointer,
+    Version,
+    VersionSummary,
+    drafter_view,
+    summary_view,
+    version_view,
+)
+
+__all__ = [
+    "Drafter", "DrafterExists", "Event", "Interval", "NothingToRollBackTo", "Pointer", "PointerMoved",
+    "Registry", "UnknownDrafter", "UnknownVersion", "Version", "VersionSummary", "WrongDrafter",
+]  # fmt: skip
+NAMES_LOCK = 0x7265647261667403  # see database.exclusive
+
+
+class DrafterExists(ValueError):
+    """A drafter of this name is there already."""
+
+
+class WrongDrafter(ValueError):
+    """A version or drafter that was made for another drafter or another target."""
+
+
+class NothingToRollBackTo(RuntimeError):
+    """The live version has no predecessor."""
+
+
+class Registry:
+    def __init__(self, engine: Engine, lease: Lease | None = None) -> None:
+        self.engine = engine
+        self.lease = lease
+
+    def create_drafter(
+        self,
+        name: str,
+        kind: str,
+        target_fingerprint: str,
+        tokenizer_fingerprint: str,
+        config: dict[str, Any],
+        weights_sha256: str,
+        size_bytes: int,
+        actor: str,
+    ) -> Version:
+        """A drafter with version 1, live as generation 1; raises `DrafterExists`."""
+        with self._writing() as session:
+            exclusive(session, NAMES_LOCK)
+            if session.scalar(select(DrafterRow.id).where(DrafterRow.name == name)) is not None:
+                raise DrafterExists(f"there is a drafter {name!r} already: choose another name")
+            moment = now(session)
+            drafter = DrafterRow(
+                name=name, kind=kind, target_fingerprint=target_fingerprint,
+                tokenizer_fingerprint=tokenizer_fingerprint, config=config, created_at=moment,
+            )  # fmt: skip
+            first = VersionRow(
+                drafter=drafter,
+                number=1,
+                weights_sha256=weights_sha256,
+                size_bytes=size_bytes,
+                created_at=moment,
+            )
+            session.add(first)
+            session.flush()
+            pointer.start(session, first, actor)
+            return version_view(first)
+
+    def drafter(self, name: str) -> Drafter:
+        """The drafter of this name, retired or not; raises `UnknownDrafter`."""
+        with reading(self.engine) as session:
+            return drafter_view(lookup.drafter_row(session, name))
+
+    def drafters(self, include_retired: bool = False) -> list[Drafter]:
+        with reading(self.engine) as session:
+            rows = session.scalars(select(DrafterRow).order_by(DrafterRow.id))
+            return [drafter_view(row) for row in rows if include_retired or row.retired_at is None]
+
+    def choose(self, name: str, target_fingerprint: str | None = None) -> Drafter:
+        """The drafter called `name`; for "" the only one of this target. Retired ones cannot be chosen."""
+        if name:
+            return _fitting(self.drafter(name), target_fingerprint)
+        found = [d for d in self.drafters() if target_fingerprint in (None, d.target_fingerprint)]
+        if not found:
+            raise UnknownDrafter("there is no drafter for this target: run `redraft init NAME` to make one")
+        if len(found) > 1:
+            names = ", ".join(d.name for d in found)
+            raise UnknownDrafter(f"there are several drafters ({names}): set REDRAFT_DRAFTER to one of them")
+        return found[0]
+
+    def retire_drafter(self, name: str, actor: str) -> None:
+        """Take the drafter out of every list that is chosen from; its versions and history are kept."""
+        with self._writing() as session:
+            row = lookup.drafter_row(session, name)
+            if row.retired_at is None:
+                row.retired_at = now(session)
+                audit.append(session, actor, "drafter.retire", f"drafter/{name}", {}, {"retired": True}, "")
+
+    def live(self, drafter: str) -> Version:
+        return self.pointer(drafter).live
+
+    def pointer(self, drafter: str) -> Pointer:
+        with reading(self.engine) as session:
+            return lookup.pointer_of(session, lookup.drafter_row(session, drafter).id)
+
+    def version(self, drafter: str, number: int) -> Version:
+        with reading(self.engine) as session:
+            return version_view(lookup.version_row(session, drafter, number))
+
+    def versions(self, drafter: str) -> list[VersionSummary]:
+        """All versions by number, each with its state, the reason for it and its evaluation."""
+        with reading(self.engine) as session:
+            drafter_id = lookup.drafter_row(session, drafter).id
+            rows = session.scalars(lookup.of_drafter(drafter_id).order_by(VersionRow.number)).all()
+            events, scores = lookup.last_events(session, drafter_id), lookup.evaluations(session, drafter_id)
+            points = session.get_one(PointerRow, drafter_id)
+            return [summary_view(row, points, events.get(row.id), scores.get(row.id)) for row in rows]
+
+    def training(self, version: Version) -> TrainingReport | None:
+        """The run that made a version; None for a version 1."""
+        with reading(self.engine) as session:
+            row = session.scalar(select(TrainingRow).where(TrainingRow.version_id == version.id))
+            return lineage.training_report(row) if row else None
+
+    def candidate_of(self, window_id: int, parent_id: int | None = None) -> Version | None:
+        """The version made from this window and parent (None: the newest of any), whatever became of it."""
+        with reading(self.engine) as session:
+            row = lookup.made_from(session, window_id, parent_id)
+            return version_view(row) if row else None
+
+    def add_candidate(
+        self, parent: Version, weights_sha256: str, size_bytes: int, window_id: int, training: TrainingReport
+    ) -> Version:
+        """The next version; the one that is there already where (parent, window) was trained before."""
+        with self._writing() as session:
+            drafter = lookup.drafter_row(session, parent.drafter, lock=True)
+            made = lookup.made_from(session, window_id, parent.id)
+            if made is not None:
+                return version_view(made)
+            row = VersionRow(
+                drafter=drafter, number=lookup.newest_number(session, drafter.id) + 1, window_id=window_id,
+                parent=session.get_one(VersionRow, parent.id), weights_sha256=weights_sha256,
+                size_bytes=size_bytes, created_at=now(session),
+            )  # fmt: skip
+            session.add(row)
+            session.flush()
+            lineage.add_training(session, parent.id, window_id, row.id, training)
+            return version_view(row)
+
+    def record_training_failure(self, parent: Version, window_id: int, training: TrainingReport) -> None:
+        with self._writing() as session:
+            lineage.add_training(session, parent.id, window_id, None, training)
+
+    def record(self, candidate: Version, evaluation: Evaluation, decision: Decision) -> None:
+        """Keep the gate's answer; a second one for the same candidate changes nothing."""
+        with self._writing() as session:
+            row = session.get_one(VersionRow, candidate.id)
+            assert row.parent_id is not None, "a candidate has a parent"
+            lineage.add_evaluation(session, row.id, row.parent_id, evaluation, decision)
+
+    def promote(self, candidate: Version, expecting: Version, actor: str, reason: str) -> Pointer:
+        """Make `candidate` live if `expecting` is, else `PointerMoved`; a no-op where it is live already."""
+        if candidate.drafter != expecting.drafter:
+            raise WrongDrafter(f"a version of {candidate.drafter} cannot replace one of {expecting.drafter}")
+        with self._writing() as session:
+            to = lookup.version_row(session, candidate.drafter, candidate.number)
+            if pointer.lock(session, to.drafter_id).live_id != to.id:
+                pointer.promote(session, to, session.get_one(VersionRow, expecting.id), actor, reason)
+            return lookup.pointer_of(session, to.drafter_id)
+
+    def rollback(self, drafter: str, to: int | None, actor: str, reason: str) -> Pointer:
+        """Make version `to` live again, by default the one before; nothing happens if it is live already."""
+        with self._writing() as session:
+            points = pointer.lock(session, lookup.drafter_row(session, drafter).id)
+            live = session.get_one(VersionRow, points.live_id)
+            if to is None and points.previous_id is None:
+                raise NothingToRollBackTo(f"version {live.number} of {drafter} is live and replaced none")
+            if to is None:
+                target = session.get_one(VersionRow, points.previous_id)
+            else:
+                target = lookup.version_row(session, drafter, to)
+            if target is not live:
+                pointer.roll_back(session, target, live, actor, reason)
+            return lookup.pointer_of(session, points.drafter_id)
+
+    def events(self, drafter: str, limit: int = 50) -> list[Event]:
+        """The newest moves of the pointer first."""
+        with reading(self.engine) as session:
+            return lookup.events(session, lookup.drafter_row(session, drafter).id, limit)
+
+    def intervals(self, drafter: str) -> list[Interval]:
+        """What was live when, oldest first: without gaps and without overlaps."""
+        with reading(self.engine) as session:
+            return lookup.intervals(session, lookup.drafter_row(session, drafter).id)
+
+    def live_at(self, drafter: str, when: datetime) -> Version | None:
+        """The version that was live at `when` (aware); None before the drafter was made."""
+        with reading(self.engine) as session:
+            return lookup.live_at(session, lookup.drafter_row(session, drafter).id, when)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with transaction(self.engine) as session:
+            if self.lease is not None:
+                hold(session, self.lease)
+            yield session
+
+
+def _fitting(drafter: Drafter, target_fingerprint: str | None) -> Drafter:
+    if drafter.retired_at is not None:
+        raise UnknownDrafter(f"drafter {drafter.name} is retired: set REDRAFT_DRAFTER to another one")
+    if target_fingerprint not in (None, drafter.target_fingerprint):
+        raise WrongDrafter(
+            f"drafter {drafter.name} was made for another target ({drafter.target_fingerprint[:12]}; this one "
+            f"is {str(target_fingerprint)[:12]}): choose another or run `redraft init NAME` for this one"
+        )
+    return drafter

@@ -1,0 +1,67 @@
+"""The servers that follow a drafter: which generation each has applied, and when it was last heard of.
+
+A server's beat is also its acknowledgement of a move of the pointer; `redraft rollback` waits for these.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Engine, delete, select
+
+from storage.database import insert, now, reading, transaction
+from storage.tables import ServerRow
+
+
+@dataclass(frozen=True)
+class Server:
+    id: str
+    host_kind: str  # reference, vllm, sidecar, ...
+    drafter: str  # name
+    generation: int  # applied, not just heard of
+    version: int  # number
+    error: str  # why the newest generation is not applied; empty when it is
+    started_at: datetime
+    last_seen: datetime
+
+
+class Servers:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def beat(
+        self, server_id: str, host_kind: str, drafter: str, generation: int, version: int, error: str = ""
+    ) -> None:
+        """Say that the server is alive and what it serves."""
+        with transaction(self.engine) as session:
+            moment = now(session)
+            state = {
+                "host_kind": host_kind, "drafter": drafter, "generation": generation, "version": version,
+                "error": error, "last_seen": moment,
+            }  # fmt: skip
+            row = insert(session, ServerRow).values(id=server_id, started_at=moment, **state)
+            session.execute(row.on_conflict_do_update(index_elements=["id"], set_=state))
+
+    def live(self, drafter: str, within_seconds: float = 15) -> list[Server]:
+        """The drafter's servers that were heard of lately, by id."""
+        with reading(self.engine) as session:
+            since = now(session) - timedelta(seconds=within_seconds)
+            found = select(ServerRow).where(ServerRow.drafter == drafter, ServerRow.last_seen >= since)
+            return [_server(row) for row in session.scalars(found.order_by(ServerRow.id))]
+
+    def gone(self, server_id: str) -> None:
+        """The server stopped in good order: nobody need wait for it."""
+        with transaction(self.engine) as session:
+            session.execute(delete(ServerRow).where(ServerRow.id == server_id))
+
+
+def _server(row: ServerRow) -> Server:
+    return Server(
+        row.id,
+        row.host_kind,
+        row.drafter,
+        row.generation,
+        row.version,
+        row.error,
+        row.started_at,
+        row.last_seen,
+    )

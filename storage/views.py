@@ -1,0 +1,135 @@
+"""What the registry hands out: frozen records of drafters, versions, pointers and events, made from rows.
+
+A version's state is derived here, never stored: the pointer says what is live, the events what was taken
+back, the evaluations what the gate answered.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from storage.decisions import Evaluation
+from storage.lineage import evaluation_report
+from storage.tables import DrafterRow, EvaluationRow, EventRow, IntervalRow, PointerRow, VersionRow
+
+
+@dataclass(frozen=True)
+class Drafter:
+    id: int
+    name: str
+    kind: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    config: dict[str, Any]
+    created_at: datetime
+    retired_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Version:
+    id: int
+    drafter: str  # name
+    number: int
+    parent: int | None  # number
+    weights_sha256: str
+    size_bytes: int
+    created_at: datetime
+    window_id: int | None
+
+
+@dataclass(frozen=True)
+class VersionSummary:
+    """A version with what became of it; the evaluation is None where there was none (yet)."""
+
+    version: Version
+    state: str  # live, canary, candidate, refused, rolled_back, retired
+    reason: str  # of the rollback that took it out, else of the gate, else of the move that took it in
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True)
+class Pointer:
+    drafter: str
+    live: Version
+    previous: Version | None
+    generation: int
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str  # init, promote, rollback
+    before: int | None  # version numbers
+    after: int
+    generation: int
+    actor: str
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A version was live from `started_at` up to, but not at, `ended_at` (None: still is)."""
+
+    version: int
+    generation: int
+    started_at: datetime
+    ended_at: datetime | None
+
+
+def drafter_view(row: DrafterRow) -> Drafter:
+    return Drafter(
+        row.id, row.name, row.kind, row.target_fingerprint, row.tokenizer_fingerprint, row.config,
+        row.created_at, row.retired_at,
+    )  # fmt: skip
+
+
+def version_view(row: VersionRow) -> Version:
+    return Version(
+        id=row.id,
+        drafter=row.drafter.name,
+        number=row.number,
+        parent=row.parent.number if row.parent else None,
+        weights_sha256=row.weights_sha256,
+        size_bytes=row.size_bytes,
+        created_at=row.created_at,
+        window_id=row.window_id,
+    )
+
+
+def event_view(row: EventRow, numbers: dict[int, int]) -> Event:
+    """`numbers` maps version ids to version numbers."""
+    before = numbers[row.from_id] if row.from_id is not None else None
+    return Event(row.kind, before, numbers[row.to_id], row.generation, row.actor, row.reason, row.at)
+
+
+def interval_view(row: IntervalRow, numbers: dict[int, int]) -> Interval:
+    return Interval(numbers[row.version_id], row.generation, row.started_at, row.ended_at)
+
+
+def summary_view(
+    row: VersionRow, pointer: PointerRow, last_event: EventRow | None, evaluation: EvaluationRow | None
+) -> VersionSummary:
+    """`last_event` is the newest event that this version took part in, on either side."""
+    return VersionSummary(
+        version=version_view(row),
+        state=_state(row.id, pointer, last_event, evaluation),
+        reason=_reason(row.id, last_event, evaluation),
+        evaluation=evaluation_report(evaluation) if evaluation else None,
+    )
+
+
+def _state(version_id: int, pointer: PointerRow, last_event: EventRow | None, evaluation: EvaluationRow | None) -> str:
+    if version_id == pointer.live_id:
+        return "live"
+    if version_id == pointer.canary_id:
+        return "canary"
+    if last_event is not None:
+        return "rolled_back" if last_event.kind == "rollback" else "retired"
+    return "refused" if evaluation is not None and not evaluation.promote else "candidate"
+
+
+def _reason(version_id: int, last_event: EventRow | None, evaluation: EvaluationRow | None) -> str:
+    taken_back = last_event is not None and last_event.kind == "rollback" and last_event.from_id == version_id
+    if evaluation is not None and not taken_back:
+        return evaluation.reason
+    return last_event.reason if last_event is not None else ""

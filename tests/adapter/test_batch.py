@@ -1,0 +1,124 @@
+"""Records to training batches. The convention that matters: a row teaches the token *at* its position."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from adapter.batch import Example, batches, collate, example
+from adapter.drafters.causal_lm import CausalLM
+from adapter.target import Target
+from storage.records import FeedbackRecord
+from tests.adapter.feedback import kept_rows
+
+EVERYTHING = 10_000
+
+
+def all_tokens(target: Target) -> torch.Tensor:
+    return torch.arange(target.vocab_size)
+
+
+@torch.no_grad()
+def test_the_hidden_state_that_a_row_teaches_is_the_one_before_its_token(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    """Held against the target itself: at the index `at`, its own logits are the row."""
+    for record in answered[:4]:
+        made = example(record, all_tokens(target), EVERYTHING)
+        assert made is not None
+        log_probs = target.model(input_ids=made.tokens[None]).logits[0, made.at].log_softmax(-1)
+        torch.testing.assert_close(log_probs.gather(-1, made.ids), made.log_p[:, :-1], rtol=0.01, atol=0.01)
+
+
+def test_a_row_at_the_first_output_is_taught_through_the_prompts_last_token(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    record = answered[0]
+    first = msgspec.structs.replace(record, teacher=kept_rows(record.teacher, [0]))
+    made = example(first, all_tokens(target), max_context=0)
+    assert made is not None
+    assert made.tokens.tolist() == [int(record.prompt[-1])]
+    assert made.at.tolist() == [0]
+
+
+def test_a_sequence_ends_before_its_last_trained_token(target: Target, answered: list[FeedbackRecord]) -> None:
+    record = msgspec.structs.replace(answered[0], teacher=kept_rows(answered[0].teacher, [2, 5]))
+    made = example(record, all_tokens(target), EVERYTHING)
+    assert made is not None
+    assert made.tokens.tolist() == record.prompt.tolist() + record.output[:5].tolist()
+    assert (made.at - len(record.prompt)).tolist() == [1, 4]
+
+
+def test_of_a_long_prompt_the_end_is_kept(target: Target, answered: list[FeedbackRecord]) -> None:
+    made = example(answered[0], all_tokens(target), max_context=3)
+    assert made is not None
+    assert made.tokens[:3].tolist() == answered[0].prompt[-3:].tolist()
+    assert made.at[0] == 2
+
+
+def test_tokens_outside_the_draft_vocabulary_are_absent_and_their_mass_is_kept(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    drafter = CausalLM.from_target(target.model, 1, torch.arange(0, target.vocab_size, 3))
+    made = example(answered[0], drafter.target_to_draft, EVERYTHING)
+    assert made is not None
+    ids = answered[0].teacher.arrays()[1]
+    assert bool(((made.ids == -1) == torch.from_numpy(ids % 3 != 0)).all())
+    assert torch.allclose(made.log_p.exp().sum(-1), torch.ones(len(ids)), atol=1e-5)
+
+
+def test_a_record_without_rows_gives_no_example(target: Target, answered: list[FeedbackRecord]) -> None:
+    bare = msgspec.structs.replace(answered[0], teacher=kept_rows(answered[0].teacher, []))
+    assert example(bare, all_tokens(target), EVERYTHING) is None
+
+
+def made_up(lengths: list[int]) -> list[Example]:
+    """Examples that can be told apart by their first token; two columns or three."""
+    return [
+        Example(
+            tokens=torch.full((n,), i),
+            at=torch.tensor([n - 1]),
+            ids=torch.full((1, 2 + i % 2), i),
+            log_p=torch.full((1, 3 + i % 2), -float(i)),
+        )
+        for i, n in enumerate(lengths)
+    ]
+
+
+def test_every_example_is_in_each_pass_once_and_batches_keep_to_their_size() -> None:
+    lengths = np.random.default_rng(0).integers(5, 60, size=40).tolist()
+    for batch in (found := list(batches(made_up(lengths), 200, torch.Generator().manual_seed(0)))):
+        assert batch.tokens.numel() <= 200
+    seen = torch.cat([batch.tokens.flatten()[batch.at] for batch in found])
+    assert sorted(seen.tolist()) == list(range(40))
+
+
+def test_a_sequence_longer_than_the_batch_size_has_a_batch_of_its_own() -> None:
+    found = list(batches(made_up([5, 500, 5]), 100, torch.Generator().manual_seed(0)))
+    assert sorted(batch.tokens.shape[0] for batch in found) == [1, 2]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_depends_on_the_seed_alone(seed: int) -> None:
+    lengths = [10] * 12
+    first, second = (
+        [
+            b.at.tolist() + b.tokens[:, 0].tolist()
+            for b in batches(made_up(lengths), 30, torch.Generator().manual_seed(seed))
+        ]
+        for _ in range(2)
+    )
+    other = [
+        b.at.tolist() + b.tokens[:, 0].tolist()
+        for b in batches(made_up(lengths), 30, torch.Generator().manual_seed(seed + 10))
+    ]
+    assert first == second
+    assert first != other
+
+
+def test_padding_keeps_rows_and_the_bucket_in_their_columns() -> None:
+    batch = collate(made_up([3, 5]))
+    assert batch.at.tolist() == [2, 9]
+    assert batch.tokens.flatten()[batch.at].tolist() == [0, 1]
+    assert batch.ids.tolist() == [[0, 0, -1], [1, 1, 1]]
+    assert batch.log_p[0].tolist() == [0.0, 0.0, -float("inf"), 0.0]

@@ -1,0 +1,95 @@
+"""The slow, obvious way to decode, which the engine is held against; and what tests need to run the engine."""
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+import torch
+
+from adapter.acceptance import Policy
+from adapter.drafters.causal_lm import CausalLM
+from adapter.target import Target
+from service.engine.engine import Engine, EngineConfig
+from service.engine.generation import Delta, Generation, Usage
+
+GREEDY = Policy(temperature=0.0)
+_ids = count()
+
+
+def plain_greedy(target: Target, prompt: list[int], max_tokens: int) -> list[int]:
+    """Greedy decoding with one full forward a token and no memory of any kind."""
+    output: list[int] = []
+    with torch.inference_mode():
+        while len(output) < max_tokens:
+            logits = target.model(input_ids=torch.tensor([prompt + output])).logits[0, -1]
+            output.append(int(logits.argmax()))
+            if output[-1] in target.eos_ids:
+                break
+    return output
+
+
+def first_layers(target: Target, layers: int = 1, vocabulary: int | None = None, seed: int | None = None) -> CausalLM:
+    """A drafter of the target's first layers; with a seed, its weights are shaken so that versions differ."""
+    drafter = CausalLM.from_target(target.model, layers, torch.arange(vocabulary or target.vocab_size))
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in drafter.trainable():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return drafter
+
+
+@dataclass
+class Client:
+    """A request and what came back for it."""
+
+    generation: Generation
+    deltas: "queue.Queue[Delta]" = field(default_factory=queue.Queue)
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    last: Delta | None = None
+
+    def wait(self, timeout: float = 60.0) -> list[int]:
+        """The output's token ids, once the request has finished."""
+        while self.last is None:
+            delta = self.deltas.get(timeout=timeout)
+            self.text += delta.text
+            self.tokens += delta.token_ids
+            if delta.finish_reason:
+                self.last = delta
+        return self.tokens
+
+    @property
+    def usage(self) -> Usage:
+        self.wait()
+        assert self.last is not None
+        assert self.last.usage is not None
+        return self.last.usage
+
+
+def ask(engine: Engine, prompt: list[int], max_tokens: int = 24, policy: Policy = GREEDY, **options: object) -> Client:
+    """Submit a request to the engine."""
+    deltas: queue.Queue[Delta] = queue.Queue()
+    generation = Generation(f"r{next(_ids)}", prompt, policy, max_tokens, deltas.put, **options)  # type: ignore[arg-type]
+    engine.submit(generation)
+    return Client(generation, deltas)
+
+
+@contextmanager
+def running(target: Target, drafter: CausalLM | None = None, **config: int) -> Iterator[Engine]:
+    """An engine at work, with `drafter` as its version 1."""
+    engine = Engine(target, EngineConfig(**{"context": 128, "slots": 4, **config}), lambda generation: None)
+    engine.start()
+    try:
+        if drafter is not None:
+            engine.swap(1, drafter).result(timeout=30)
+        yield engine
+    finally:
+        engine.stop()
+
+
+def random_prompt(target: Target, seed: int, length: int = 8) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, target.vocab_size, (length,), generator=generator).tolist()

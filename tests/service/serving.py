@@ -1,0 +1,53 @@
+"""What tests of the HTTP side need: an application on a real loopback socket, by uvicorn in a thread."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[str]:
+    """Serve `app` on a free port; gives its address, such as `http://127.0.0.1:40123`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        listener.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for what another thread brings about; a `TimeoutError` where it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still not so after {seconds} s")
+        time.sleep(0.01)
+
+
+def call(
+    address: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+) -> tuple[int, bytes]:
+    """A request as it stands, without a client that would mend it; a body that is not bytes is sent as JSON."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    given = {} if data is None else {"Content-Type": "application/json"}
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    try:
+        connection.request(method, path, data, {**given, **(headers or {})})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()

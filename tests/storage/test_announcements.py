@@ -1,0 +1,74 @@
+"""Announcements of a moved pointer: heard at once, and only a hint."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from storage import announcements
+from storage.announcements import POINTER_CHANNEL, Announcements, announce
+from tests.valkey_fixture import ValkeyServer
+
+
+@pytest.fixture
+def listener(valkey: ValkeyServer) -> Iterator[Announcements]:
+    listening = Announcements(valkey.url, "chat")
+    listening.wait(0.05)  # subscribes
+    assert listening.connected
+    yield listening
+    listening.close()
+
+
+def test_a_moved_pointer_ends_the_wait_at_once(valkey: ValkeyServer, listener: Announcements) -> None:
+    threading.Timer(0.1, announce, (valkey.client(), "chat", 2)).start()
+    began = time.monotonic()
+    assert listener.wait(10)
+    assert time.monotonic() - began < 2
+
+
+def test_another_drafters_pointer_does_not_end_the_wait(valkey: ValkeyServer, listener: Announcements) -> None:
+    announce(valkey.client(), "code", 2)
+    assert not listener.wait(0.2)
+
+
+@pytest.mark.parametrize("forged", [b"", b"{", b"[1]", b'{"drafter": 7, "generation": 1}', b"\xff\xfe"])
+def test_a_message_of_another_form_is_ignored(valkey: ValkeyServer, listener: Announcements, forged: bytes) -> None:
+    valkey.client().publish(POINTER_CHANNEL, forged)
+    assert not listener.wait(0.1)
+    announce(valkey.client(), "chat", 2)
+    assert listener.wait(5)
+
+
+def test_without_redis_the_wait_is_as_long_as_without_messages() -> None:
+    listener = Announcements("unix:///nobody/listens.sock", "chat")
+    began = time.monotonic()
+    assert not listener.wait(0.3)
+    assert 0.29 < time.monotonic() - began < 1
+    assert not listener.connected
+
+
+def test_after_a_restart_of_redis_announcements_are_heard_again(
+    own_valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "RECONNECT_SECONDS", 0.05)
+    listener = Announcements(own_valkey.url, "chat")
+    listener.wait(0.05)
+    own_valkey.kill()
+    assert not listener.wait(0.1)
+    assert not listener.connected
+    own_valkey.start()
+    listener.wait(0.2)
+    announce(own_valkey.client(), "chat", 2)
+    assert listener.wait(5)
+    listener.close()
+
+
+def test_a_cut_connection_is_made_again(
+    valkey: ValkeyServer, listener: Announcements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "RECONNECT_SECONDS", 0.05)
+    valkey.client().client_kill_filter(_type="pubsub")
+    listener.wait(0.3)
+    announce(valkey.client(), "chat", 2)
+    assert listener.wait(5)

@@ -1,0 +1,1 @@
+"""When learning happens and in what order: the Celery application, its tasks and the pipeline."""

@@ -1,0 +1,97 @@
+"""What a trainer process needs, built once from the environment, and the running of one adapt job with it."""
+
+import os
+from collections.abc import Mapping
+from functools import cache
+
+import structlog
+import torch
+from sqlalchemy import Engine
+
+from adapter.distil import DistilConfig
+from adapter.gate import GateConfig
+from adapter.target import TargetConfig, TargetFiles, fetch, load_embedding
+from adapter.versions import Versions
+from storage.config import StorageConfig, read
+from storage.database import check_migrated, open_database
+from storage.jobs import Jobs, Lease
+from storage.redis_clients import consume
+from storage.registry import Drafter, Registry
+from storage.stream import FeedbackStream
+from storage.weights import WeightsStore
+from storage.windows import Windows
+from worker.config import TrainerConfig, TriggerConfig
+from worker.heartbeat import Held, LeaseGone, held, process_name
+from worker.pipeline import AdaptConfig, Stores, adapt_once
+
+log = structlog.get_logger()
+
+
+class TargetChanged(RuntimeError):
+    """The target is not the one that the drafter was made for."""
+
+
+class Learner:
+    """Runs adapt jobs. The target's files are found once; its weights are never loaded, but for the embedding."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._storage = read(StorageConfig, environ)
+        self._trainer = read(TrainerConfig, environ)
+        self._config = AdaptConfig(
+            trigger=read(TriggerConfig, environ),
+            distil=read(DistilConfig, environ),
+            gate=read(GateConfig, environ),
+        )
+        torch.set_num_threads(self._trainer.trainer_threads)
+        self._database: Engine = open_database(self._storage.sql_url)
+        check_migrated(self._database)
+        self._jobs = Jobs(self._database)
+        self._blobs = WeightsStore(self._storage.weights_folder)
+        self._redis = consume(self._storage.stream_url)
+        self._files: TargetFiles = fetch(read(TargetConfig, environ))
+        self._versions = Versions(self._blobs, self._files, load_embedding(self._files))
+
+    def run(self, job_id: int) -> None:
+        """Do one job, unless another worker has it. Whatever happens, the job row says how it ended."""
+        lease = self._jobs.take(job_id, process_name("trainer"), self._trainer.lease_seconds)
+        if lease is None:
+            return
+        with held(self._jobs, lease, self._trainer.lease_seconds) as still_held:
+            try:
+                outcome = self._adapt(lease, still_held)
+            except LeaseGone as lost:
+                log.warning("adapt.abandoned", job=job_id, reason=str(lost))
+                return
+            except Exception as error:
+                log.exception("adapt.failed", job=job_id)
+                self._jobs.finish(lease, "failed", f"{type(error).__name__}: {error}")
+                raise
+        self._jobs.finish(lease, "done", outcome)
+
+    def _adapt(self, lease: Lease, still_held: Held) -> str:
+        drafter = Registry(self._database).drafter(lease.drafter)
+        self._check_target(drafter)
+        stores = Stores(
+            stream=FeedbackStream(
+                self._redis, drafter.name, self._storage.stream_length, self._storage.retention_hours
+            ),
+            windows=Windows(self._database, self._blobs),
+            registry=Registry(self._database, lease),
+            weights=self._versions,
+            lease=lease,
+        )
+        decision = adapt_once(drafter, stores, self._config, still_held)
+        return decision.reason if decision else "nothing to decide"
+
+    def _check_target(self, drafter: Drafter) -> None:
+        if drafter.target_fingerprint != self._files.fingerprint:
+            raise TargetChanged(
+                f"drafter {drafter.name} was made for target {drafter.target_fingerprint[:12]}, but REDRAFT_TARGET is "
+                f"{self._files.fingerprint[:12]}: set REDRAFT_TARGET back, or make a drafter for it with `redraft init`"
+            )
+
+
+@cache
+def learner() -> Learner:
+    """This process's learner."""
+    return Learner(os.environ)
