@@ -34,6 +34,9 @@ class DistilConfig:
     weight_decay: float = setting(0.01, "weight decay of AdamW")
     clip: float = setting(1.0, "largest norm of a step's gradient")
     warm_up: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls as a cosine")
+    accepted_weight: float = setting(
+        0.3, "weight of an accepted position against a refused one in the loss; 0: refused positions alone"
+    )
     max_context: int = setting(64, "prompt tokens that training looks at, counted from the prompt's end")
     replay_windows: int = setting(2, "earlier windows that are trained on again, so that less is forgotten")
     seed: int = setting(0, "seed of the order of the records")
@@ -114,7 +117,7 @@ def copy_of(drafter: CausalLM) -> CausalLM:
 
 def _examples(parent: CausalLM, training: Sequence[FeedbackRecord], config: DistilConfig) -> list[Example]:
     target_to_draft = parent.target_to_draft.cpu()
-    found = (example(record, target_to_draft, config.max_context) for record in training)
+    found = (example(record, target_to_draft, config.max_context, config.accepted_weight) for record in training)
     return [e for e in found if e is not None]
 
 
@@ -140,11 +143,12 @@ def _train(student: CausalLM, examples: list[Example], run: _Run, should_stop: C
 
 
 def batch_loss(drafter: CausalLM, batch: Batch) -> Tensor:
-    """Mean loss over the batch's rows; the head is computed at the taught positions only."""
+    """Weighted mean loss over the batch's rows; the head is computed at the taught positions only."""
     device = drafter.head.weight.device
     hidden = drafter.hidden(batch.tokens.to(device)).flatten(0, 1).index_select(0, batch.at.to(device))
     log_q = drafter_rows(drafter.logits(hidden), batch.ids.to(device))
-    return forward_kl(batch.log_p.to(device), log_q).mean()
+    weight = batch.weight.to(device)
+    return (forward_kl(batch.log_p.to(device), log_q) * weight).sum() / weight.sum()
 
 
 def rate(step: int, steps: int, warm_up: float) -> float:

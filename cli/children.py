@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -109,10 +110,8 @@ class Child:
         except subprocess.TimeoutExpired:
             orderly = False
         # Also what the process itself started and left: the group is the child's own.
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()

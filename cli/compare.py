@@ -77,7 +77,10 @@ def _gate(cards: Sequence[Card]) -> list[Line]:
         return []
     return [
         _line("acceptance probability (holdout)", [figure(s.candidate_probability) if s else "-" for s in overall]),
-        _line("gain on the parent", [f"{s.gain:+.3f} [{s.gain_low:+.3f}, {s.gain_high:+.3f}]" if s else "-" for s in overall]),
+        _line(
+            "gain on the parent",
+            [f"{s.gain:+.3f} [{s.gain_low:+.3f}, {s.gain_high:+.3f}]" if s else "-" for s in overall],
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ from cli.show import EVENT_COLUMNS, event_cells
 from storage.history import AcceptanceRow
 
 BARS = 40  # newest minutes in a line
+NO_TRAFFIC = "no traffic was folded into the history: send requests, and see that housekeeper and beat run"
 
 
 def history(
@@ -34,7 +35,7 @@ def history(
         show_json({"rows": [_flat(row) for row in rows], "events": moves, "intervals": opened.registry.intervals(name)})
         return
     columns = ("version", "workload", "policy", *COLUMNS, "acceptance length by minute")
-    table(f"acceptance of {name} in live traffic", columns, _lines(rows), right=("version", *COLUMNS))
+    table(f"acceptance of {name} in live traffic", columns, _lines(rows), right=("version", *COLUMNS), empty=NO_TRAFFIC)
     table("\nmoves of the live pointer, newest first (UTC)", EVENT_COLUMNS, [event_cells(move) for move in moves])
 
 

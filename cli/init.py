@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import logs
-from cli.output import CommandError, say
+from cli.output import CommandError, say, size
 from cli.settings import actor, settings, warn_unknown
 from storage.config import StorageConfig
 
@@ -86,7 +86,7 @@ def make(plan: Plan) -> None:
     )
     say(
         f"drafter {plan.name} is made for target {files.name}: version 1 is live "
-        f"({drafter.config.layers} layers, {drafter.config.draft_vocab} draft tokens, {blob.size / 1e6:.1f} MB)"
+        f"({drafter.config.layers} layers, {drafter.config.draft_vocab} draft tokens, {size(blob.size)})"
     )
 
 

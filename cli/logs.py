@@ -18,7 +18,17 @@ from storage.config import read, setting
 
 PRIVATE = frozenset({"prompt", "prompts", "text", "messages", "token_ids", "prompt_ids", "output_ids"})
 PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
-QUIET = ("httpx", "httpcore", "urllib3", "alembic", "filelock")
+# Celery says twice a second that it rang a bell; what goes wrong is logged as a warning or an error.
+QUIET = (
+    "httpx",
+    "httpcore",
+    "urllib3",
+    "alembic",
+    "filelock",
+    "celery.beat",
+    "celery.worker.strategy",
+    "celery.app.trace",
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,6 @@ def configure(config: LogConfig | None = None) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         without_private_fields,
         without_passwords,
@@ -56,6 +65,8 @@ def configure(config: LogConfig | None = None) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(config.log_level.upper())
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars in log files
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -3,7 +3,8 @@
 import typer
 from typer.core import TyperGroup
 
-from cli import doctor, history, init, operate, processes, serve, up, versions
+from cli import compare, doctor, history, init, operate, processes, serve, show, up, versions
+from cli.demo import command as demo
 from cli.output import explain, fail, known
 
 
@@ -27,11 +28,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 for command, panel in (
     (up.up, "Run"),
+    (demo.demo, "Run"),
     (processes.migrate, "Run"),
     (serve.serve, "Run"),
     (processes.trainer, "Run"),
@@ -39,8 +40,8 @@ for command, panel in (
     (processes.beat, "Run"),
     (init.init, "Versions"),
     (versions.versions, "Versions"),
-    (versions.show, "Versions"),
-    (versions.compare, "Versions"),
+    (show.show, "Versions"),
+    (compare.compare, "Versions"),
     (history.history, "Versions"),
     (operate.promote, "Versions"),
     (operate.rollback, "Versions"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 30.0
 TICK_SECONDS = 0.02
+NOBODY = "no server and no worker process gave a sign of life lately: start them with `redraft up` or `redraft serve`"
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="why; kept in the history and the audit log")]
 WaitOption = Annotated[float, typer.Option("--wait", help="seconds to wait for the servers", min=0)]
@@ -54,7 +55,9 @@ def promote(
 
 def rollback(
     reason: ReasonOption,
-    to: Annotated[int | None, typer.Option("--to", metavar="N", help="version to go back to [default: the previous]")] = None,
+    to: Annotated[
+        int | None, typer.Option("--to", metavar="N", help="version to go back to; default: the previous")
+    ] = None,
     drafter: DrafterOption = "",
     wait: WaitOption = WAIT_SECONDS,
     json: JsonOption = False,
@@ -68,7 +71,7 @@ def rollback(
 
 def _stated(reason: str) -> str:
     if not reason.strip():
-        raise CommandError("state a reason: --reason \"...\"")
+        raise CommandError('state a reason: --reason "..."')
     return reason.strip()
 
 
@@ -92,11 +95,14 @@ def announce_moves(opened: Opened) -> None:
     from redis import RedisError
 
     from storage import outbox
+    from storage.announcements import announce
     from storage.redis_clients import hot
 
     try:
         with hot(opened.config.stream_url) as client:
-            outbox.send(opened.database, client)
+            for message in outbox.pending(opened.database):
+                announce(client, message.payload["drafter"], message.payload["generation"])
+                outbox.mark_sent(opened.database, [message.id])
     except RedisError as error:
         warn(f"Redis cannot be reached ({error}): servers find out at their next look at the database")
 
@@ -148,7 +154,7 @@ def servers(json: JsonOption = False) -> None:
         return
     columns = ("server", "kind", "drafter", "version", "generation", "pointer", "last seen", "error")
     lines = [_cells(server, generations.get(server.drafter)) for server in (*rows, *workers)]
-    table("servers and worker processes", columns, lines, right=columns[3:6])
+    table("servers and worker processes", columns, lines, right=columns[3:6], empty=NOBODY)
 
 
 def _cells(server: "Server", generation: int | None) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def console(stderr: bool = False) -> Console:
 
 def say(line: str) -> None:
     """One line for the reader; square brackets are text, not markup."""
-    console().print(line, markup=False)
+    console().print(line, markup=False, soft_wrap=True)
 
 
 def warn(line: str) -> None:
@@ -60,8 +60,13 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Print rows under `columns`; those named in `right` are figures."""
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), empty: str = ""
+) -> None:
+    """Print rows under `columns`; those named in `right` are figures. `empty` stands for no rows."""
+    if not rows and empty:
+        say(empty)
+        return
     view = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for name in columns:
         view.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -95,6 +100,14 @@ def figure(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def size(count: int) -> str:
+    """Bytes in the largest unit that fits."""
+    for unit, of in (("MB", 1e6), ("kB", 1e3)):
+        if count >= of:
+            return f"{count / of:.1f} {unit}"
+    return f"{count} B"
+
+
 def number_or_dash(number: int | None) -> str:
     return "-" if number is None else str(number)
 
@@ -118,12 +131,12 @@ def known(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """The error as one line."""
+    """The error as one line, with what to look at where it does not say so itself."""
     from redis.exceptions import RedisError
     from sqlalchemy.exc import OperationalError
 
     if isinstance(error, OperationalError):
-        return f"the database cannot be used ({error.orig}): check REDRAFT_DATABASE_URL, or run `redraft doctor`"
+        return f"the database cannot be used ({' '.join(str(error.orig).split())}): check REDRAFT_DATABASE_URL"
     if isinstance(error, RedisError):
-        return f"Redis cannot be reached ({error}): check REDRAFT_REDIS_URL, or run `redraft doctor`"
+        return f"Redis cannot be reached ({error}): check REDRAFT_REDIS_URL"
     return " ".join(str(error).split())

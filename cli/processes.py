@@ -70,7 +70,7 @@ def _work(role: str, queue: str) -> None:
     from worker.app import app
 
     signals.setup_logging.connect(_keep_our_logging)
-    app.worker_main(["worker", f"--hostname={role}@%h", f"--queues={queue}", *WORKER_OPTIONS])
+    app.worker_main(["--quiet", "worker", f"--hostname={role}@%h", f"--queues={queue}", *WORKER_OPTIONS])
 
 
 def beat() -> None:
@@ -83,7 +83,7 @@ def beat() -> None:
     signals.setup_logging.connect(_keep_our_logging)
     home = settings(StorageConfig).home
     home.mkdir(parents=True, exist_ok=True)
-    app.start(["beat", f"--schedule={home / 'beat.schedule'}", "--pidfile=", "--loglevel=INFO"])
+    app.start(["--quiet", "beat", f"--schedule={home / 'beat.schedule'}", "--pidfile=", "--loglevel=INFO"])
 
 
 def _keep_our_logging(**_: object) -> None:

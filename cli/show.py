@@ -7,7 +7,7 @@ import typer
 
 from cli.acceptance import COLUMNS, Acceptance, as_json, by_workload, cells
 from cli.opened import DrafterOption, JsonOption, Opened, open_drafter
-from cli.output import age, figure, number_or_dash, pairs, plain, show_json, table
+from cli.output import age, figure, number_or_dash, pairs, plain, show_json, size, table
 
 if TYPE_CHECKING:
     from storage.decisions import Evaluation, TrainingReport, WorkloadScore
@@ -81,7 +81,7 @@ def _print(card: Card) -> None:
             ("parent", number_or_dash(version.parent)),
             ("window", number_or_dash(version.window_id)),
             ("made", f"{version.created_at:%Y-%m-%d %H:%M:%S} UTC, {age(version.created_at)} ago"),
-            ("weights", f"sha256 {version.weights_sha256}, {version.size_bytes / 1e6:.1f} MB"),
+            ("weights", f"sha256 {version.weights_sha256}, {size(version.size_bytes)}"),
             ("target", card.drafter.target_fingerprint),
         ],
     )
@@ -106,7 +106,14 @@ def _print_training(run: "TrainingReport") -> None:
 
 def _print_evaluation(evaluation: "Evaluation") -> None:
     """Parent and candidate on the same holdout."""
-    columns = ("workload", "policy", "requests", "acceptance probability", "gain", f"acceptance length (k={evaluation.k})")
+    columns = (
+        "workload",
+        "policy",
+        "requests",
+        "acceptance probability",
+        "gain",
+        f"acceptance length (k={evaluation.k})",
+    )
     rows = [_score(score) for score in (*evaluation.scores, evaluation.overall)]
     table("\nthe gate's evaluation, parent -> this version", columns, rows, right=columns[2:])
 
@@ -127,8 +134,10 @@ def _print_life(card: Card) -> None:
         rows = [(workload, policy, *cells(found)) for (workload, policy), found in card.acceptance.items()]
         table("\nlive traffic", ("workload", "policy", *COLUMNS), rows, right=COLUMNS)
     if card.intervals:
-        spans = [(str(i.generation), f"{i.started_at:%F %T}", f"{i.ended_at:%F %T}" if i.ended_at else "now")
-                 for i in card.intervals]
+        spans = [
+            (str(i.generation), f"{i.started_at:%F %T}", f"{i.ended_at:%F %T}" if i.ended_at else "now")
+            for i in card.intervals
+        ]
         table("\nlive (UTC)", ("generation", "from", "to"), spans)
     table("\nevents (UTC)", EVENT_COLUMNS, [event_cells(event) for event in card.events])
 

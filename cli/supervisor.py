@@ -5,19 +5,27 @@ restarted when it dies; after it, nothing is left. All state stays in the home f
 """
 
 import fcntl
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
 from types import TracebackType
 from typing import IO
+from urllib.request import urlopen
 
-
-from cli.children import Child
-from storage.config import StorageConfig, variable
+from cli.children import Child, child_environ, redraft
+from cli.settings import CommandConfig
+from storage.config import StorageConfig, read, variable
 from storage.database import migrate, open_database
 from storage.registry import Registry
+from storage.servers import Servers
+from storage.valkey import answers as valkey_answers
 
 WORKERS = ("trainer", "housekeeper", "beat")
+COMMANDS = {"serve": ("serve", "--drain", "3")}  # others are called as their command
 READY_SECONDS = 300.0
 TICK_SECONDS = 0.2
 STOP_SECONDS = 6.0  # for serving and the worker to end in order
@@ -73,6 +81,7 @@ class Stack:
             self._make_drafter()
         for name in ("serve", *WORKERS):
             self._start(name)
+        self.url = self._address()
         self._wait_for("serve", lambda: _answers(f"{self.url}/health/ready"))
         for name in WORKERS:
             pid = self.children[name].pid
@@ -92,9 +101,17 @@ class Stack:
         self._lock = lock
 
     def _start(self, name: str) -> None:
-        child = Child(name, [name], self._environ, self.logs)
+        child = Child(name, COMMANDS.get(name, (name,)), self._environ, self.logs)
         self.children[name] = child
         child.start()
+
+    def _address(self) -> str:
+        """Where serving answers; asked for once the children are on their way, since it imports torch."""
+        from service.app import ANYWHERE, ServeConfig
+
+        config = read(ServeConfig, self._environ)
+        host = "127.0.0.1" if config.host in ANYWHERE else config.host
+        return f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
 
     def _make_drafter(self) -> None:
         """Version 1 of a first drafter, by `redraft init` in a process of its own: it needs torch, we do not."""
@@ -129,6 +146,7 @@ class Stack:
 
     def stop(self) -> None:
         """Stop everything: serving and the worker first, then Valkey, which they need for a clean end."""
+        self._say("stopping")
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
@@ -159,5 +177,5 @@ def _answers(url: str) -> bool:
     try:
         with urlopen(url, timeout=2) as response:
             return bool(response.status == HTTPStatus.OK)
-    except (URLError, OSError):
+    except OSError:
         return False

@@ -84,5 +84,6 @@ def _state(row: VersionRow) -> str:
 
 
 def _flat(row: VersionRow) -> dict[str, Any]:
-    fields = plain(row)
-    return {**fields, **fields.pop("live")}
+    fields: dict[str, Any] = plain(row)
+    live = fields.pop("live")
+    return {**fields, **live}

@@ -1,8 +1,8 @@
 """From finished requests to the feedback stream: a bounded ring, and one thread that empties it into Redis.
 
 `put` costs the caller a few microseconds and never waits, whatever Redis does: a full ring drops its oldest
-record, and each record lost is counted with its reason. After a failure the breaker opens, and a PING, not a
-batch, finds out when Redis is back, so an outage writes at most the batch in flight twice.
+record, and each record lost is counted with its reason. A failure closes the connection and opens the breaker;
+the next try begins with a handshake, so an outage writes at most the batch that was in flight twice.
 """
 
 import random
@@ -132,8 +132,6 @@ class FeedbackWriter:
     def _write(self, batch: Sequence[bytes]) -> bool:
         """Append the batch; False when Redis could not be reached, so that it is tried again."""
         try:
-            if self._failures:
-                self._client.ping()
             refusals = self._stream.append(batch)
         except Exception as error:  # whatever the client raises, this thread has to outlive it
             self._failed(error)

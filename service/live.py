@@ -66,10 +66,19 @@ class LiveFollower(Generic[D]):
         self._kept: OrderedDict[int, D] = OrderedDict()  # by version id, the last used at the end
         self._retry = _Retry()
         self._beat_at = 0.0
-        self._registry_lost = False
+        self.registry_reachable = True
         self._announcements = Announcements(redis_url, drafter)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live", daemon=True)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def connected(self) -> bool:
+        """Whether announcements are heard; without them, polling finds each move."""
+        return self._announcements.connected
 
     def start(self) -> None:
         self._thread.start()
@@ -103,13 +112,13 @@ class LiveFollower(Generic[D]):
         try:
             self.follow_once()
         except Exception as error:
-            if not self._registry_lost:
+            if self.registry_reachable:
                 log.warning("live.registry_unreachable", error=type(error).__name__)
-            self._registry_lost = True
+            self.registry_reachable = False
             return
-        if self._registry_lost:
+        if not self.registry_reachable:
             log.info("live.registry_reachable")
-        self._registry_lost = False
+        self.registry_reachable = True
 
     def _wait(self) -> None:
         """Until an announcement, the next poll, or the end."""

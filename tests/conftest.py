@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from storage.database import migrate, open_database
 
-pytest_plugins = ["tests.valkey_fixture"]
+pytest_plugins = ["tests.target_fixture", "tests.valkey_fixture"]
 
 KINDS = ("sqlite", "postgres")
 

@@ -37,7 +37,10 @@ def shown(field: Field[object]) -> str:
 
 def settings_table() -> str:
     lines = ["| variable | default | meaning |", "|---|---|---|"]
-    lines += [f"| `{name}` | {default} | {meaning.replace('|', chr(92) + '|')} |" for name, default, meaning in rows()]
+    lines += [
+        f"| `{name}` | {default} | {meaning.replace('|', chr(92) + '|')} |"
+        for name, default, meaning in dict.fromkeys(rows())
+    ]
     return "\n".join(lines) + "\n"
 
 

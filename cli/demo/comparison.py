@@ -5,7 +5,7 @@ trained on. The acceptance probability comes from a replay of the plain outputs,
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +13,17 @@ import numpy as np
 from adapter.replay import matches
 from adapter.target import Target
 from adapter.versions import Versions
+from cli.demo.prompts import Workload
 from cli.demo.traffic import Answer, Clients, answers
 from service.engine.audit import compare
 from storage.records import FeedbackRecord, TeacherRows, int32
 from storage.registry import Drafter, Version
 
 NOT_TRAINED_ON = {"X-Redraft-Train": "no"}
+
+
+class ComparisonFailed(RuntimeError):
+    """A request of the comparison failed, so that its figures would mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,16 @@ class Arm:
     prompts: int
 
 
-def measure(
-    clients: Clients, prompts: Sequence[tuple[str, str]], draft_length: int, each: Callable[[], None]
-) -> tuple[list[Answer], float]:
-    """Answers to (workload, prompt) pairs at one draft length, and tokens per second over all of them."""
+def measure(clients: Clients, parts: Sequence[Workload], draft_length: int) -> tuple[list[Answer], float]:
+    """Answers to the workloads' unseen prompts at one draft length, and tokens per second over all of them."""
     headers = {**NOT_TRAINED_ON, "X-Redraft-Draft-Length": str(draft_length)}
     began, found = time.perf_counter(), []
-    for workload in dict.fromkeys(name for name, _ in prompts):
-        texts = [text for name, text in prompts if name == workload]
-        results = clients.send(workload, texts, headers, lambda _: each())
+    for part in parts:
+        results = clients.send(part.name, part.unseen, headers)
+        failed = [result for result in results if not isinstance(result, Answer)]
+        if failed:
+            raise ComparisonFailed(f"{len(failed)} requests of the comparison failed; the first: {failed[0].error}")
         found += list(answers(results))
-        if len(found) < len(texts):
-            raise RuntimeError(f"{len(texts) - len(found)} requests of the comparison failed: {results[0]}")
     return found, sum(len(a.token_ids) for a in found) / (time.perf_counter() - began)
 
 

@@ -1,6 +1,7 @@
 """What is left of a demo: `report.json` for programs, and a plot of acceptance over requests for people."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from cli.demo.comparison import Arm
+from cli.demo.finale import Finale
+from cli.demo.progress import Progress
 from cli.demo.traffic import Answer
 from storage.registry import VersionSummary
 
@@ -40,6 +43,41 @@ class Report:
     failed_requests: int
     comparison: tuple[Arm, ...]
     shortfalls: tuple[str, ...]
+
+
+def report_of(progress: Progress, finale: Finale, seconds: float) -> Report:
+    """The report of a demo, with a sentence for each thing that should have happened and did not."""
+    versions = tuple(version_figures(summary, progress.answers) for summary in progress.versions())
+    promoted = sum(event.kind == "promote" for event in finale.events_before)
+    refused = sum(v.reason.startswith("refused") for v in versions)
+    return Report(
+        requests=len(progress.answers) + len(progress.failures),
+        seconds=seconds,
+        versions=versions,
+        promoted=promoted,
+        refused=refused,
+        rollback_ms=finale.back.milliseconds,
+        forward_ms=finale.forward.milliseconds,
+        failed_requests=len(progress.failures),
+        comparison=finale.arms,
+        shortfalls=tuple(_shortfalls(progress, finale, len(versions), promoted)),
+    )
+
+
+def _shortfalls(progress: Progress, finale: Finale, versions: int, promoted: int) -> Iterator[str]:
+    _, first, last = finale.arms
+    if progress.failures:
+        yield f"{len(progress.failures)} requests failed; the first: {progress.failures[0].error}"
+    if versions < 3 or promoted < 2:
+        yield f"{versions} versions were made and {promoted} promoted, not 3 and 2"
+    for moved in (finale.back, finale.forward):
+        if moved.missing or not moved.acknowledged:
+            yield f"version {moved.version} was not acknowledged by {moved.missing or 'any server'}"
+    if (last.acceptance_probability or 0.0) <= (first.acceptance_probability or 0.0):
+        yield "the last version's acceptance probability is not above the first's"
+    for arm in (first, last):
+        if arm.identical + arm.near_ties < arm.prompts:
+            yield f"{arm.prompts - arm.identical - arm.near_ties} outputs of arm {arm.arm} differ from plain decoding"
 
 
 def version_figures(summary: VersionSummary, answers: list[Answer]) -> VersionFigures:

@@ -1,6 +1,7 @@
 """The live view: a table that redraws itself in a terminal, and lines elsewhere (a log, CI)."""
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -83,7 +84,7 @@ def versions_table(versions: list[VersionSummary]) -> Table:
     return table
 
 
-def comparison_table(arms: list[Arm]) -> Table:
+def comparison_table(arms: Sequence[Arm]) -> Table:
     """Side by side; the three acceptance figures are three columns, and k stands beside them."""
     titles = ("arm", "k", "acceptance probability", "acceptance rate", "acceptance length", "tokens/s", "identical")
     table = Table(*titles, title="the same unseen prompts, temperature 0")

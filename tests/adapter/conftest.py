@@ -1,26 +1,11 @@
-"""A tiny target, and greedy traffic of it with teacher rows everywhere."""
-
-from pathlib import Path
+"""Greedy traffic of the tiny target, with teacher rows everywhere."""
 
 import pytest
-import torch
 
 from adapter.sample import answers, chat_prompt
-from adapter.target import Target, TargetConfig, load
+from adapter.target import Target
 from storage.records import FeedbackRecord
-from tests.tiny import TEXT, tiny_target_dir
-
-
-@pytest.fixture(scope="session")
-def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return tiny_target_dir(tmp_path_factory.mktemp("target"), layers=3)
-
-
-@pytest.fixture(scope="session")
-def target(target_dir: Path) -> Target:
-    """A random Llama of three layers, in fp32 on one thread."""
-    return load(TargetConfig(target=str(target_dir), dtype="fp32", device="cpu", cache=target_dir / "cache"))
+from tests.tiny import TEXT
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import torch
 from adapter.batch import Example, batches, collate, example
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
-from storage.records import FeedbackRecord
+from storage.records import FeedbackRecord, Round
 from tests.adapter.feedback import kept_rows
 
 EVERYTHING = 10_000
@@ -72,6 +72,32 @@ def test_a_record_without_rows_gives_no_example(target: Target, answered: list[F
     assert example(bare, all_tokens(target), EVERYTHING) is None
 
 
+def accepted_once(record: FeedbackRecord) -> FeedbackRecord:
+    """Refused at output 1, then accepted at 2 and 3 and refused at 4."""
+    played = (Round(1, 1, 4, 0, -1, 0.0, 1.0, 1.0), Round(2, 1, 4, 2, -1, 0.0, 1.0, 1.0))
+    return msgspec.structs.replace(record, rounds=played, teacher=kept_rows(record.teacher, [1, 4]))
+
+
+def test_an_accepted_position_is_taught_the_token_that_was_emitted(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    record = accepted_once(answered[0])
+    made = example(record, all_tokens(target), EVERYTHING, accepted_weight=0.25)
+    assert made is not None
+    assert (made.at - len(record.prompt) + 1).tolist() == [1, 4, 2, 3]
+    assert made.weight.tolist() == [1.0, 1.0, 0.25, 0.25]
+    assert made.ids[2:, 0].tolist() == record.output[2:4].tolist()
+    assert made.log_p[2:].exp().sum(-1).tolist() == made.log_p[2:, 0].exp().tolist() == [1.0, 1.0]
+
+
+def test_without_a_weight_refused_positions_are_trained_on_alone(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    made = example(accepted_once(answered[0]), all_tokens(target), EVERYTHING)
+    assert made is not None
+    assert (made.at - len(answered[0].prompt) + 1).tolist() == [1, 4]
+
+
 def made_up(lengths: list[int]) -> list[Example]:
     """Examples that can be told apart by their first token; two columns or three."""
     return [
@@ -80,6 +106,7 @@ def made_up(lengths: list[int]) -> list[Example]:
             at=torch.tensor([n - 1]),
             ids=torch.full((1, 2 + i % 2), i),
             log_p=torch.full((1, 3 + i % 2), -float(i)),
+            weight=torch.tensor([float(i)]),
         )
         for i, n in enumerate(lengths)
     ]
@@ -121,4 +148,5 @@ def test_padding_keeps_rows_and_the_bucket_in_their_columns() -> None:
     assert batch.at.tolist() == [2, 9]
     assert batch.tokens.flatten()[batch.at].tolist() == [0, 1]
     assert batch.ids.tolist() == [[0, 0, -1], [1, 1, 1]]
+    assert batch.weight.tolist() == [0.0, 1.0]
     assert batch.log_p[0].tolist() == [0.0, 0.0, -float("inf"), 0.0]

@@ -38,7 +38,8 @@ def test_the_student_agrees_with_the_target_more_often_than_its_parent(
     assert agreement(student, traffic) > agreement(parent, traffic) + 0.1
     assert report.last_loss < report.first_loss
     assert (report.outcome, report.records) == ("trained", len(traffic))
-    assert report.positions == sum(len(r.teacher.tail_log_mass) // 4 for r in traffic)
+    refused = sum(r.accepted < r.proposed for record in traffic for r in record.rounds)
+    assert report.positions == refused + sum(r.accepted for record in traffic for r in record.rounds)
 
 
 def test_the_same_inputs_give_the_same_weights_bit_for_bit(parent: CausalLM, traffic: list[FeedbackRecord]) -> None:
@@ -66,6 +67,29 @@ def test_the_parent_the_embedding_and_the_vocabulary_map_stay_as_they_were(
     assert student.embedding.data_ptr() == parent.embedding.data_ptr()
     assert torch.equal(student.draft_to_target, parent.draft_to_target)
     assert torch.equal(student.target_to_draft, parent.target_to_draft)
+
+
+def test_with_no_weight_on_accepted_positions_only_refused_ones_count(
+    parent: CausalLM, traffic: list[FeedbackRecord]
+) -> None:
+    _, report = distil(parent, traffic, replace(QUICK, epochs=1, accepted_weight=0.0))
+    assert report.positions == sum(r.accepted < r.proposed for record in traffic for r in record.rounds)
+
+
+def test_a_student_taught_by_refusals_alone_unlearns_more_of_what_was_right(
+    parent: CausalLM, answered: list[FeedbackRecord]
+) -> None:
+    """From a good parent, whose refusals say nothing about what it knows already."""
+    good, _ = distil(parent, [served(parent, answer) for answer in answered], replace(QUICK, epochs=20))
+    traffic = [served(good, answer) for answer in answered]
+    right = [matches(good, record) for record in traffic]
+
+    def kept(weight: float) -> float:
+        student, _ = distil(good, traffic, replace(QUICK, epochs=2, learning_rate=1e-2, accepted_weight=weight))
+        still = [matches(student, record)[was].mean() for record, was in zip(traffic, right, strict=True)]
+        return float(sum(still) / len(still))
+
+    assert kept(0.3) > kept(0.0) + 0.02
 
 
 def test_only_the_logged_positions_are_learnt_from(parent: CausalLM, answered: list[FeedbackRecord]) -> None:

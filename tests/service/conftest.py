@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from openai import OpenAI
 
 from adapter.target import Target, TargetConfig, load
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Generation
+from tests.service.asking import openai_app
 from tests.service.engine.oracle import first_layers
+from tests.service.serving import running
 from tests.tiny import tiny_target_dir
 
 VERSION = 7
@@ -36,3 +39,17 @@ def decoder(tiny_target: Target, finished: list[Generation]) -> Iterator[Engine]
     engine.swap(VERSION, first_layers(tiny_target)).result(timeout=20)
     yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="module")
+def openai_address(tiny_target: Target, decoder: Engine) -> Iterator[str]:
+    """OpenAI's API over that engine, on a socket."""
+    with running(openai_app(tiny_target, decoder)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(openai_address: str) -> Iterator[OpenAI]:
+    """The official client of it; it tries once."""
+    with OpenAI(base_url=f"{openai_address}/v1", api_key="unused", max_retries=0, timeout=60) as client:
+        yield client

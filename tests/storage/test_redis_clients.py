@@ -1,5 +1,6 @@
 """The client profiles: how long each may wait, and that nothing is sent twice behind the caller's back."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def test_a_blocking_read_ends_before_its_socket_gives_up(valkey: ValkeyServer) -
     client = consume(valkey.url)
     client.xgroup_create("stream", "group", mkstream=True)
     assert not client.xreadgroup("group", "me", {"stream": ">"}, block=LONGEST_BLOCK_MS)
+
+
+def test_the_admin_client_asks_again_after_a_lost_reply(lossy: LossyProxy) -> None:
+    client = admin(f"{lossy.url}&socket_timeout=0.2")
+    client.ping()
+    lossy.losing = True
+    threading.Timer(0.1, setattr, (lossy, "losing", False)).start()
+    assert client.ping()
 
 
 def test_the_admin_client_survives_a_restart_of_the_server(own_valkey: ValkeyServer) -> None:

@@ -1,0 +1,32 @@
+"""`redraft demo`: the command."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import logs
+from cli.output import console, fail, say
+
+REPORT_FOLDER = Path("build/demo")
+
+
+def demo(
+    requests: Annotated[int, typer.Option(help="requests to send, half of each workload", min=16)] = 160,
+    out: Annotated[Path, typer.Option(help="folder of report.json and acceptance.png")] = REPORT_FOLDER,
+) -> None:
+    """Send real prompts to a whole stack, watch the drafter learn, roll it back, and measure."""
+    logs.configure()
+    from cli.demo.story import tell
+
+    report = tell(console(), requests, os.environ, out)
+    say(
+        f"{report.requests} requests, {report.failed_requests} failed; {len(report.versions)} versions, "
+        f"{report.promoted} promoted, {report.refused} refused; rolled back in {report.rollback_ms:.0f} ms; "
+        f"{report.seconds:.0f} s in all. See {out / 'report.json'} and {out / 'acceptance.png'}"
+    )
+    for shortfall in report.shortfalls:
+        fail(shortfall)
+    if report.shortfalls:
+        raise typer.Exit(1)

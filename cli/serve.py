@@ -1,0 +1,109 @@
+"""`redraft serve`: builds the parts of a server from the settings, runs them, and takes them down in order."""
+
+import signal
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import CommandError, say
+from cli.processes import begin
+from cli.settings import CommandConfig, settings
+from storage.config import StorageConfig
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from sqlalchemy import Engine as Database
+
+    from service.app import ServeConfig
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DRAIN_SECONDS = 30
+FIRST_SWAP_SECONDS = 30.0
+
+
+def serve(
+    drain: Annotated[int, typer.Option(help="seconds that requests have to finish when asked to stop")] = DRAIN_SECONDS,
+) -> None:
+    """Serve the target with speculative decoding, over an OpenAI-compatible API."""
+    begin()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    from service.app import ServeConfig
+
+    config = settings(ServeConfig)
+    listener = listen(config.host, config.port)
+    with ExitStack() as stack:
+        stack.enter_context(listener)
+        _run(build(stack, listener, config), listener, drain)
+
+
+def _end(*_: Any) -> None:
+    """Leave through all `finally` blocks. uvicorn raises its signals once more when it has stopped."""
+    raise SystemExit(0)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, before anything slow is done; raises `CommandError`."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise CommandError(
+            f"cannot listen on {host}:{port} ({error.strerror}): set REDRAFT_HOST or REDRAFT_PORT"
+        ) from error
+    return listener
+
+
+def build(stack: ExitStack, listener: socket.socket, config: "ServeConfig") -> "FastAPI":
+    """The application over running parts, which `stack` takes down again."""
+    from adapter.target import TargetConfig, load
+    from cli.attachment import Attachment
+    from service.app import build_app
+    from service.engine.engine import Engine, EngineConfig
+    from service.feedback import FeedbackConfig
+    from service.live import LiveConfig
+    from service.metrics import Metrics
+    from storage.registry import Registry
+
+    storage, name = settings(StorageConfig), settings(CommandConfig).drafter
+    database = _database(storage)
+    target = load(settings(TargetConfig))
+    metrics = Metrics()
+    server_id = f"{socket.gethostname()}:{listener.getsockname()[1]}"
+    live, feedback = settings(LiveConfig), settings(FeedbackConfig)
+    attachment = Attachment(name, server_id, target, Registry(database), storage, live, feedback, metrics)
+    engine = Engine(target, settings(EngineConfig), attachment.finished)
+    engine.start()
+    stack.callback(attachment.close)  # after the engine's last request, whose feedback it writes
+    stack.callback(engine.stop)
+    attachment.start(engine)
+    attachment.wait(FIRST_SWAP_SECONDS)
+    return build_app(target, engine, metrics, database, attachment.drafter, config)
+
+
+def _database(storage: StorageConfig) -> "Database":
+    """The migrated database, with an operator key in it."""
+    from storage.access import ensure_operator_key
+    from storage.database import check_migrated, open_database
+
+    database = open_database(storage.sql_url)
+    check_migrated(database)
+    if made := ensure_operator_key(database, storage.home):
+        say(f"the operator key was made: it is in {made}")
+    return database
+
+
+def _run(app: "FastAPI", listener: socket.socket, drain: int) -> None:
+    """Serve until a signal; requests in flight get `drain` seconds."""
+    import uvicorn
+
+    host, port = listener.getsockname()[:2]
+    say(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}")
+    if host not in LOOPBACK:
+        say("other machines can reach this server: the operator's routes need the key, completions need none")
+    settings_of_uvicorn: dict[str, Any] = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": drain}
+    uvicorn.Server(uvicorn.Config(app, **settings_of_uvicorn)).run(sockets=[listener])

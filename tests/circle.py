@@ -1,0 +1,130 @@
+"""The parts of a whole redraft in one process, as the circle's tests need them: no HTTP, no Celery, all else real."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from sqlalchemy import Engine as Database
+
+from adapter.distil import DistilConfig
+from adapter.drafters.causal_lm import CausalLM
+from adapter.gate import GateConfig
+from adapter.target import Target
+from adapter.versions import KIND, Versions
+from service.engine.engine import Engine, EngineConfig
+from service.feedback import FeedbackWriter
+from service.live import LiveConfig, LiveFollower
+from service.recording import Origin, record_of
+from storage.config import StorageConfig
+from storage.decisions import Decision
+from storage.jobs import Jobs
+from storage.redis_clients import consume
+from storage.registry import Drafter, Registry, Version
+from storage.servers import Servers
+from storage.stream import FeedbackStream
+from storage.weights import WeightsStore
+from storage.windows import Windows
+from tests.service.engine.oracle import Client, ask, random_prompt
+from worker.config import TriggerConfig
+from worker.housekeeping import Housekeeper
+from worker.pipeline import AdaptConfig, Stores, adapt_once
+
+PROMPTS = 8  # few and repeated, so that a tiny drafter of a random target has something to learn
+CONFIG = AdaptConfig(
+    trigger=TriggerConfig(window_records=40, holdout_share=0.3),
+    distil=DistilConfig(epochs=8, batch_tokens=256, learning_rate=3e-3),
+    gate=GateConfig(minimum_requests=4),
+)
+
+
+@dataclass
+class Circle:
+    """Serving and learning around one database, one Redis and one weights store."""
+
+    target: Target
+    database: Database
+    blobs: WeightsStore
+    stream: FeedbackStream
+    registry: Registry
+    versions: Versions
+    drafter: Drafter
+    engine: Engine
+    writer: FeedbackWriter
+    housekeeper: Housekeeper
+
+    def send(self, requests: int) -> list[Client]:
+        """Serve requests and wait until their feedback has been written."""
+        written = self.writer.written
+        prompts = [random_prompt(self.target, n % PROMPTS, 6) for n in range(requests)]
+        clients = [ask(self.engine, prompt, 24, workload="demo") for prompt in prompts]
+        for client in clients:
+            client.wait()
+        self.until(lambda: self.writer.written == written + requests)
+        return clients
+
+    def stores(self, job_id: int) -> Stores:
+        lease = Jobs(self.database).take(job_id, "test", lease_seconds=60)
+        assert lease is not None
+        registry = Registry(self.database, lease)
+        return Stores(self.stream, Windows(self.database, self.blobs), registry, self.versions, lease)
+
+    def adapt(self, stores: Stores) -> Decision | None:
+        return adapt_once(self.drafter, stores, CONFIG, lambda: None)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.02)
+
+
+def make_drafter(target: Target, database: Database, versions: Versions) -> Version:
+    """Version 1: the target's first layer, with half of the vocabulary."""
+    first = CausalLM.from_target(target.model, 1, torch.arange(200))
+    blob = versions.save(first)
+    files, config = target.files, first.config.to_dict()
+    return Registry(database).create_drafter(
+        "demo", KIND, files.fingerprint, files.tokenizer_fingerprint, config, blob.sha256, blob.size, "test"
+    )
+
+
+@contextmanager
+def running_circle(target: Target, database: Database, url: str, folder: Path) -> Iterator[Circle]:
+    """All parts, started and taken down in the order of `redraft serve`."""
+    blobs = WeightsStore(folder / "weights")
+    versions = Versions(blobs, target.files, target.embedding)
+    make_drafter(target, database, versions)
+    registry = Registry(database)
+    drafter = registry.drafter("demo")
+    origin = Origin(target.files.fingerprint, target.files.tokenizer_fingerprint, "demo")
+    writer = FeedbackWriter(url, "demo")
+    engine = Engine(target, EngineConfig(context=256), lambda finished: writer.put(record_of(finished, origin)))
+    follower: LiveFollower[CausalLM] = LiveFollower(
+        "demo",
+        "server-1",
+        "reference",
+        registry,
+        Servers(database),
+        load=lambda version: versions.load(version, drafter),
+        offer=lambda generation, version, loaded: engine.swap(version.number, loaded).exception(20),
+        redis_url=url,
+        config=LiveConfig(live_poll_seconds=0.2),
+    )
+    storage = StorageConfig(home=folder, redis_url=url)
+    redis = consume(url)
+    housekeeper = Housekeeper(database, redis, storage, CONFIG.trigger)
+    stream = FeedbackStream(redis, "demo")
+    circle = Circle(target, database, blobs, stream, registry, versions, drafter, engine, writer, housekeeper)
+    engine.start()
+    follower.start()
+    try:
+        circle.until(lambda: engine.live_version == 1)
+        yield circle
+    finally:
+        follower.close()
+        engine.stop()
+        writer.close()
+        redis.close()

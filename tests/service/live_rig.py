@@ -1,0 +1,92 @@
+"""A server's surroundings for the tests of the live follower: real registry, noted swaps. One database is enough
+here: `tests/storage` holds SQLite and PostgreSQL to the same behaviour.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copy
+from typing import Self
+
+from sqlalchemy import Engine
+
+from service.live import LiveConfig, LiveFollower
+from storage.database import open_database
+from storage.registry import Registry, Version
+from storage.servers import Server, Servers
+from storage.weights import WeightsStore
+from tests.storage.rows import make_candidate, make_drafter
+
+NOWHERE = "unix:///nobody/listens.sock"
+SLOW, FAST = LiveConfig(live_poll_seconds=60), LiveConfig(live_poll_seconds=0.05)
+
+
+@dataclass
+class Rig:
+    """A registry with a drafter's versions, and a server around a stand-in for the engine that takes notes."""
+
+    engine: Engine
+    folder: Path
+    versions: list[Version] = field(default_factory=list)  # version n at index n - 1
+    loaded: list[int] = field(default_factory=list)
+    swapped: list[tuple[int, str]] = field(default_factory=list)  # generation, drafter
+    damaged: set[int] = field(default_factory=set)
+    followers: list[LiveFollower[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.registry, self.servers = Registry(self.engine), Servers(self.engine)
+        self.versions.append(make_drafter(self.registry))
+        for number in range(2, 6):
+            store = WeightsStore(self.folder / "weights")
+            self.versions.append(make_candidate(self.registry, store, self.versions[0], f"record-{number}"))
+
+    @classmethod
+    def of(cls, template: Path, folder: Path) -> Self:
+        """On a copy of a migrated SQLite database."""
+        copy(template, folder / "redraft.db")
+        return cls(open_database(f"sqlite:///{folder / 'redraft.db'}"), folder)
+
+    def close(self) -> None:
+        for follower in self.followers:
+            if follower.running:
+                follower.close()
+        self.engine.dispose()
+
+    def follower(self, url: str = NOWHERE, config: LiveConfig = FAST) -> LiveFollower[str]:
+        follower = LiveFollower(
+            "chat", "server-1", "reference", self.registry, self.servers, self.load, self.swap, url, config
+        )
+        self.followers.append(follower)
+        return follower
+
+    def load(self, version: Version) -> str:
+        self.loaded.append(version.number)
+        if version.number in self.damaged:
+            raise ValueError("the file is damaged")
+        return f"drafter {version.number}"
+
+    def swap(self, generation: int, version: Version, drafter: str) -> None:
+        self.swapped.append((generation, drafter))
+
+    def promote(self, number: int) -> int:
+        """The new generation."""
+        live = self.registry.live("chat")
+        return self.registry.promote(self.versions[number - 1], live, "test", "because").generation
+
+    def rollback(self) -> int:
+        return self.registry.rollback("chat", None, "test", "because").generation
+
+    def server(self) -> Server:
+        (server,) = self.servers.live("chat")
+        return server
+
+    def acknowledged(self, generation: int) -> Callable[[], bool]:
+        return lambda: [s.generation for s in self.servers.live("chat")] == [generation]
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
