@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -29,14 +29,15 @@ QUIET = (
     "celery.worker.strategy",
     "celery.app.trace",
 )
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 @dataclass(frozen=True)
 class LogConfig:
     """How log lines look."""
 
-    log: str = setting("console", "log lines: `console` for people, `json` for machines")
-    log_level: str = setting("INFO", "least level that is logged: DEBUG, INFO, WARNING or ERROR")
+    log: Literal["console", "json"] = setting("console", "log lines: `console` for people, `json` for machines")
+    log_level: Level = setting("INFO", "least level that is logged: DEBUG, INFO, WARNING or ERROR")
 
 
 def configure(config: LogConfig | None = None) -> None:
@@ -64,7 +65,7 @@ def configure(config: LogConfig | None = None) -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=_ending(config)))
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(config.log_level.upper())
+    root.setLevel(config.log_level)
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # no progress bars in log files
     for name in QUIET:

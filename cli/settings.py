@@ -70,10 +70,11 @@ def warn_unknown() -> None:
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
     """A sentence for each `REDRAFT_*` variable that no settings class has."""
-    names = {variable(f.name) for cls in settings_classes() for f in fields(cls)}
+    names = {f.name for cls in settings_classes() for f in fields(cls)}
+    known = {variable(name) for name in names}
     lines = []
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in names:
-            near = get_close_matches(name, names, n=1)
-            lines.append(f"{name} is no setting of redraft" + (f"; did you mean {near[0]}?" if near else ""))
+    for given in sorted(environ):
+        if given.startswith(PREFIX) and given not in known:
+            near = get_close_matches(given.removeprefix(PREFIX).lower(), names, n=1)
+            lines.append(f"{given} is no setting of redraft" + (f"; did you mean {variable(near[0])}?" if near else ""))
     return lines

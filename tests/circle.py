@@ -1,7 +1,7 @@
 """The parts of a whole redraft in one process, as the circle's tests need them: no HTTP, no Celery, all else real."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 from worker.pipeline import AdaptConfig, Stores, adapt_once
 
-PROMPTS = 8  # few and repeated, so that a tiny drafter of a random target has something to learn
+PROMPTS = 8
 CONFIG = AdaptConfig(
     trigger=TriggerConfig(window_records=40, holdout_share=0.3),
     distil=DistilConfig(epochs=8, batch_tokens=256, learning_rate=3e-3),
@@ -54,15 +54,15 @@ class Circle:
     engine: Engine
     writer: FeedbackWriter
     housekeeper: Housekeeper
+    config: AdaptConfig
 
-    def send(self, requests: int) -> list[Client]:
-        """Serve requests and wait until their feedback has been written."""
+    def send(self, prompts: Sequence[list[int]], max_tokens: int = 24, **options: object) -> list[Client]:
+        """Serve greedy requests and wait until their feedback has been written."""
         written = self.writer.written
-        prompts = [random_prompt(self.target, n % PROMPTS, 6) for n in range(requests)]
-        clients = [ask(self.engine, prompt, 24, workload="demo") for prompt in prompts]
+        clients = [ask(self.engine, prompt, max_tokens, workload="demo", **options) for prompt in prompts]
         for client in clients:
-            client.wait()
-        self.until(lambda: self.writer.written == written + requests)
+            client.wait(timeout=300)
+        self.until(lambda: self.writer.written == written + len(prompts))
         return clients
 
     def stores(self, job_id: int) -> Stores:
@@ -72,7 +72,7 @@ class Circle:
         return Stores(self.stream, Windows(self.database, self.blobs), registry, self.versions, lease)
 
     def adapt(self, stores: Stores) -> Decision | None:
-        return adapt_once(self.drafter, stores, CONFIG, lambda: None)
+        return adapt_once(self.drafter, stores, self.config, lambda: None)
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
@@ -81,9 +81,17 @@ class Circle:
             time.sleep(0.02)
 
 
-def make_drafter(target: Target, database: Database, versions: Versions) -> Version:
-    """Version 1: the target's first layer, with half of the vocabulary."""
-    first = CausalLM.from_target(target.model, 1, torch.arange(200))
+def tiny_prompts(target: Target, requests: int) -> list[list[int]]:
+    """Few and repeated, so that a tiny drafter of a random target has something to learn."""
+    return [random_prompt(target, n % PROMPTS, 6) for n in range(requests)]
+
+
+def tiny_first(target: Target) -> CausalLM:
+    """The target's first layer, with more than half of the vocabulary."""
+    return CausalLM.from_target(target.model, 1, torch.arange(200))
+
+
+def make_drafter(target: Target, database: Database, versions: Versions, first: CausalLM) -> Version:
     blob = versions.save(first)
     files, config = target.files, first.config.to_dict()
     return Registry(database).create_drafter(
@@ -92,16 +100,20 @@ def make_drafter(target: Target, database: Database, versions: Versions) -> Vers
 
 
 @contextmanager
-def running_circle(target: Target, database: Database, url: str, folder: Path) -> Iterator[Circle]:
+def running_circle(
+    target: Target, database: Database, url: str, folder: Path, first: CausalLM, config: AdaptConfig = CONFIG
+) -> Iterator[Circle]:
     """All parts, started and taken down in the order of `redraft serve`."""
     blobs = WeightsStore(folder / "weights")
     versions = Versions(blobs, target.files, target.embedding)
-    make_drafter(target, database, versions)
+    make_drafter(target, database, versions, first)
     registry = Registry(database)
     drafter = registry.drafter("demo")
     origin = Origin(target.files.fingerprint, target.files.tokenizer_fingerprint, "demo")
     writer = FeedbackWriter(url, "demo")
-    engine = Engine(target, EngineConfig(context=256), lambda finished: writer.put(record_of(finished, origin)))
+    engine = Engine(
+        target, EngineConfig(context=min(512, target.context)), lambda finished: writer.put(record_of(finished, origin))
+    )
     follower: LiveFollower[CausalLM] = LiveFollower(
         "demo",
         "server-1",
@@ -115,9 +127,9 @@ def running_circle(target: Target, database: Database, url: str, folder: Path) -
     )
     storage = StorageConfig(home=folder, redis_url=url)
     redis = consume(url)
-    housekeeper = Housekeeper(database, redis, storage, CONFIG.trigger)
+    housekeeper = Housekeeper(database, redis, storage, config.trigger)
     stream = FeedbackStream(redis, "demo")
-    circle = Circle(target, database, blobs, stream, registry, versions, drafter, engine, writer, housekeeper)
+    circle = Circle(target, database, blobs, stream, registry, versions, drafter, engine, writer, housekeeper, config)
     engine.start()
     follower.start()
     try:

@@ -16,7 +16,7 @@ from storage import history
 from storage.jobs import Jobs, LeaseLost
 from storage.registry import Registry
 from storage.servers import Servers
-from tests.circle import Circle, running_circle
+from tests.circle import Circle, running_circle, tiny_first, tiny_prompts
 from tests.service.engine.oracle import plain_greedy, random_prompt
 from tests.valkey_fixture import ValkeyServer
 from worker import pipeline
@@ -24,13 +24,13 @@ from worker import pipeline
 
 @pytest.fixture
 def circle(target: Target, engine: Database, valkey: ValkeyServer, tmp_path: Path) -> Iterator[Circle]:
-    with running_circle(target, engine, valkey.url, tmp_path) as circle:
+    with running_circle(target, engine, valkey.url, tmp_path, tiny_first(target)) as circle:
         yield circle
 
 
 def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: Circle, engine: Database) -> None:
     # 1. Version 1 proposes, the target verifies; each finished request leaves a record on the stream.
-    first = circle.send(48)
+    first = circle.send(tiny_prompts(circle.target, 48))
     assert {r.version for client in first for r in client.usage.rounds} == {1}
 
     # 2. Enough feedback waits, so the housekeeper's sweep makes a job and rings for it. Once is enough.
@@ -49,7 +49,7 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
     circle.until(lambda: [s.generation for s in Servers(engine).live("demo")] == [2])
 
     # 5. The same prompts again: the text is the target's as before, and more of it was proposed.
-    second = circle.send(48)
+    second = circle.send(tiny_prompts(circle.target, 48))
     assert [c.tokens for c in first] == [c.tokens for c in second]
     assert first[0].tokens == plain_greedy(circle.target, random_prompt(circle.target, 0, 6), 24)
 
@@ -70,7 +70,7 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
 def test_a_trainer_killed_between_training_and_promotion_is_continued_and_nothing_is_trained_twice(
     circle: Circle, engine: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    circle.send(48)
+    circle.send(tiny_prompts(circle.target, 48))
     (job,) = circle.housekeeper.sweep()
     trained = []
     distil = pipeline.distil
@@ -89,7 +89,7 @@ def test_a_trainer_killed_between_training_and_promotion_is_continued_and_nothin
 
 
 def test_a_trainer_that_lost_its_lease_writes_nothing_more(circle: Circle, engine: Database) -> None:
-    circle.send(48)
+    circle.send(tiny_prompts(circle.target, 48))
     (job,) = circle.housekeeper.sweep()
     slow = circle.stores(job)
     _expire_leases(engine)
@@ -105,7 +105,7 @@ def test_a_trainer_that_lost_its_lease_writes_nothing_more(circle: Circle, engin
 def test_a_version_taken_back_before_its_window_was_closed_stays_back(
     circle: Circle, engine: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    circle.send(48)
+    circle.send(tiny_prompts(circle.target, 48))
     (job,) = circle.housekeeper.sweep()
     stores = circle.stores(job)
     with monkeypatch.context() as dying:

@@ -1,6 +1,7 @@
 """`redraft demo`: the command."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 
 from cli import logs
 from cli.output import console, fail, say
+from cli.settings import settings
 
 REPORT_FOLDER = Path("build/demo")
 
@@ -17,7 +19,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder of report.json and acceptance.png")] = REPORT_FOLDER,
 ) -> None:
     """Send real prompts to a whole stack, watch the drafter learn, roll it back, and measure."""
-    logs.configure()
+    logs.configure(replace(settings(logs.LogConfig), log_level="WARNING"))
     from cli.demo.story import tell
 
     report = tell(console(), requests, os.environ, out)

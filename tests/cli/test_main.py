@@ -62,9 +62,7 @@ def test_an_empty_database_is_answered_with_what_to_run(redraft: Run, home: Path
     assert "redraft init" in redraft("versions").stderr
 
 
-def test_a_database_out_of_reach_is_named_without_its_password(
-    redraft: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_out_of_reach_is_named_without_its_password(redraft: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDRAFT_DATABASE_URL", "postgresql://me:secret@127.0.0.1:1/redraft")
     result = redraft("versions")
     assert result.exit_code == 1
@@ -72,9 +70,7 @@ def test_a_database_out_of_reach_is_named_without_its_password(
     assert "secret" not in result.stderr
 
 
-def test_a_setting_that_cannot_be_used_is_named_with_its_value(
-    redraft: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_cannot_be_used_is_named_with_its_value(redraft: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDRAFT_STREAM_LENGTH", "many")
     result = redraft("versions")
     assert result.exit_code == 1

@@ -1,7 +1,6 @@
 """Reviewing versions: the list, a version's card, two side by side, and the history."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from sqlalchemy import Engine
 from storage import history
 from storage.registry import Registry, Version
 from storage.weights import WeightsStore
+from storage.windows import Windows
 from tests.cli.conftest import Run
 from tests.storage.rows import (
     MINUTE,
@@ -20,6 +20,7 @@ from tests.storage.rows import (
     make_evaluation,
     make_record,
     make_round,
+    make_training,
 )
 
 
@@ -113,12 +114,11 @@ def test_a_comparison_tells_how_far_the_weights_moved(redraft: Run, registry: Re
     before = {"a": np.array([3.0, 0.0], np.float32), "b": np.array([4.0], np.float32)}
     after = {"a": np.array([3.0, 3.0], np.float32), "b": np.array([8.0], np.float32)}
     blobs = [store.put(save(tensors)) for tensors in (before, after)]
-    registry.create_drafter("chat", "causal_lm", "t", "k", {}, blobs[0].sha256, blobs[0].size, "test")
-    windowed = make_candidate(registry, store, registry.live("chat"), "w")
-    second = registry.add_candidate(
-        windowed, blobs[1].sha256, blobs[1].size, windowed.window_id or 0, make_training_of(registry, windowed)
-    )
-    compared = json.loads(redraft("compare", "1", str(second.number), "--json").stdout)
+    first = registry.create_drafter("chat", "causal_lm", "t", "k", {}, blobs[0].sha256, blobs[0].size, "test")
+    window = Windows(registry.engine, store).keep("chat", (make_record("w"),), ())
+    assert window is not None
+    registry.add_candidate(first, blobs[1].sha256, blobs[1].size, window.id, make_training())
+    compared = json.loads(redraft("compare", "1", "2", "--json").stdout)
     moved = {change["tensor"]: change["relative"] for change in compared["weights"]}
     assert moved == {"": pytest.approx(1.0), "a": pytest.approx(1.0), "b": pytest.approx(1.0)}
 
@@ -152,7 +152,9 @@ def test_another_drafter_is_reached_by_name(redraft: Run, registry: Registry) ->
     assert redraft("versions", "--drafter", "code").stdout.startswith("versions of code")
 
 
-def test_numbers_that_are_none_are_null_in_json(redraft: Run, promoted: Version, registry: Registry, store: WeightsStore) -> None:
+def test_numbers_that_are_none_are_null_in_json(
+    redraft: Run, promoted: Version, registry: Registry, store: WeightsStore
+) -> None:
     third = make_candidate(registry, store, promoted, "nan")
     registry.record(third, make_evaluation(float("nan")), make_decision(False))
     card = json.loads(redraft("show", "3", "--json").stdout)
