@@ -51,7 +51,7 @@ def example(
     through the prompt's last token.
     """
     refused, ids, log_p = _logged(record, target_to_draft)
-    accepted = _accepted(record) if accepted_weight > 0 else refused[:0]
+    accepted = _accepted(record) if accepted_weight > 0 and record.greedy else refused[:0]
     positions = np.concatenate([refused, accepted])
     if not len(positions):
         return None
@@ -76,7 +76,11 @@ def _logged(record: FeedbackRecord, target_to_draft: Tensor) -> tuple[npt.NDArra
 
 
 def _accepted(record: FeedbackRecord) -> npt.NDArray[np.int32]:
-    """The output positions of accepted tokens that have no row of their own."""
+    """The output positions of accepted tokens that have no row of their own.
+
+    Of greedy requests only: there an accepted token is the target's whole choice. A sampled one that was
+    accepted is drawn from min(p, q), so it would teach the drafter its own mistakes.
+    """
     spans = [np.arange(r.start, r.start + r.accepted, dtype=np.int32) for r in record.rounds]
     return np.setdiff1d(np.concatenate([*spans, np.array([], dtype=np.int32)]), record.teacher.arrays()[0])
 

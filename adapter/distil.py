@@ -30,12 +30,12 @@ class DistilConfig:
 
     learning_rate: float = setting(1e-3, "peak learning rate of AdamW")
     epochs: int = setting(3, "passes over a window")
-    batch_tokens: int = setting(1024, "tokens of one optimiser step, padding included")
+    batch_tokens: int = setting(512, "tokens of one optimiser step, padding included")
     weight_decay: float = setting(0.01, "weight decay of AdamW")
     clip: float = setting(1.0, "largest norm of a step's gradient")
     warm_up: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls as a cosine")
     accepted_weight: float = setting(
-        0.3, "weight of an accepted position against a refused one in the loss; 0: refused positions alone"
+        1.0, "weight of an accepted position against a refused one in the loss; 0: refused positions alone"
     )
     max_context: int = setting(64, "prompt tokens that training looks at, counted from the prompt's end")
     replay_windows: int = setting(2, "earlier windows that are trained on again, so that less is forgotten")

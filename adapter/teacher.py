@@ -7,6 +7,7 @@ The mass outside the K is kept as a bucket of its own: renormalising the K overs
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,13 +19,21 @@ def teacher_rows(positions: Sequence[int], logits: Tensor, top_k: int) -> Teache
 
     logits[r] are those *before* the token at output index positions[r]: the row teaches that token.
     """
+    ids, log_probs, tail = top_rows(logits, top_k)
+    return TeacherRows(
+        top_k=ids.shape[-1],
+        positions=np.asarray(positions, dtype="<i4").tobytes(),
+        ids=ids.astype("<i4").tobytes(),
+        log_probs=log_probs.astype("<f2").tobytes(),
+        tail_log_mass=tail.astype("<f4").tobytes(),
+    )
+
+
+def top_rows(
+    logits: Tensor, top_k: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16], npt.NDArray[np.float32]]:
+    """Of logits [R, V]: the top K ids [R, K], their log-probabilities [R, K], and the log of the mass outside [R]."""
     log_probs = logits.detach().float().log_softmax(-1)
     top = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1)
     tail = log_probs.scatter(-1, top.indices, float("-inf")).logsumexp(-1).clamp(max=0.0)
-    return TeacherRows(
-        top_k=top.indices.shape[-1],
-        positions=np.asarray(positions, dtype="<i4").tobytes(),
-        ids=top.indices.to(torch.int32).cpu().numpy().astype("<i4").tobytes(),
-        log_probs=top.values.half().cpu().numpy().astype("<f2").tobytes(),
-        tail_log_mass=tail.cpu().numpy().astype("<f4").tobytes(),
-    )
+    return top.indices.to(torch.int32).cpu().numpy(), top.values.half().cpu().numpy(), tail.cpu().numpy()

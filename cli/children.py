@@ -37,10 +37,10 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
 class Child:
     """One process that should run: `tend` it now and then."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environ: Mapping[str, str], logs: Path) -> None:
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str], logs: Path) -> None:
         self.name = name
         self.log = logs / f"{name}.log"
-        self._command = redraft(*arguments)
+        self._command = command
         self._environ = child_environ(environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0

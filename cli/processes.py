@@ -29,7 +29,7 @@ WORKER_OPTIONS = (
 
 
 def begin(warn: bool = True) -> None:
-    """What every long-running process does first."""
+    """What every long-running process does first. To know all settings takes torch: only who needs it warns."""
     logs.configure()
     follow_parent()
     if warn:
@@ -58,7 +58,7 @@ def trainer() -> None:
 
 def housekeeper() -> None:
     """Run the housekeeper: folds the history, finds due updates, rings again, deletes garbage."""
-    begin()
+    begin(warn=False)
     from worker.app import HOUSEKEEPING_QUEUE
 
     _work("housekeeper", HOUSEKEEPING_QUEUE)
@@ -75,7 +75,7 @@ def _work(role: str, queue: str) -> None:
 
 def beat() -> None:
     """Run the clock: rings the housekeeper's bells. Exactly one."""
-    begin()
+    begin(warn=False)
     from celery import signals
 
     from worker.app import app

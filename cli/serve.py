@@ -1,5 +1,6 @@
 """`redraft serve`: builds the parts of a server from the settings, runs them, and takes them down in order."""
 
+import gc
 import signal
 import socket
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ import typer
 
 from cli.output import CommandError, say
 from cli.processes import begin
-from cli.settings import CommandConfig, settings
+from cli.settings import CommandConfig, settings, warn_unknown
 from storage.config import StorageConfig
 
 if TYPE_CHECKING:
@@ -27,16 +28,19 @@ def serve(
     drain: Annotated[int, typer.Option(help="seconds that requests have to finish when asked to stop")] = DRAIN_SECONDS,
 ) -> None:
     """Serve the target with speculative decoding, over an OpenAI-compatible API."""
-    begin()
+    begin(warn=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
+    storage = settings(StorageConfig)
+    database = _database(storage)  # before anything slow
+    warn_unknown()
     from service.app import ServeConfig
 
     config = settings(ServeConfig)
     listener = listen(config.host, config.port)
     with ExitStack() as stack:
         stack.enter_context(listener)
-        _run(build(stack, listener, config), listener, drain)
+        _run(build(stack, database, storage, listener, config), listener, drain)
 
 
 def _end(*_: Any) -> None:
@@ -58,7 +62,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def build(stack: ExitStack, listener: socket.socket, config: "ServeConfig") -> "FastAPI":
+def build(
+    stack: ExitStack, database: "Database", storage: StorageConfig, listener: socket.socket, config: "ServeConfig"
+) -> "FastAPI":
     """The application over running parts, which `stack` takes down again."""
     from adapter.target import TargetConfig, load
     from cli.attachment import Attachment
@@ -69,8 +75,7 @@ def build(stack: ExitStack, listener: socket.socket, config: "ServeConfig") -> "
     from service.metrics import Metrics
     from storage.registry import Registry
 
-    storage, name = settings(StorageConfig), settings(CommandConfig).drafter
-    database = _database(storage)
+    name = settings(CommandConfig).drafter
     target = load(settings(TargetConfig))
     metrics = Metrics()
     server_id = f"{socket.gethostname()}:{listener.getsockname()[1]}"
@@ -82,6 +87,7 @@ def build(stack: ExitStack, listener: socket.socket, config: "ServeConfig") -> "
     stack.callback(engine.stop)
     attachment.start(engine)
     attachment.wait(FIRST_SWAP_SECONDS)
+    gc.freeze()  # what is loaded now stays: walking it again would pause rounds, and take seconds at the end
     return build_app(target, engine, metrics, database, attachment.drafter, config)
 
 

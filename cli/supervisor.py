@@ -77,8 +77,8 @@ class Stack:
             self._wait_for("valkey", lambda: valkey_answers(self.config.socket))
         database = open_database(self.config.sql_url)
         migrate(database)
-        if not Registry(database).drafters():
-            self._make_drafter()
+        if name := self._lacking(Registry(database)):
+            self._make_drafter(name)
         for name in ("serve", *WORKERS):
             self._start(name)
         self.url = self._address()
@@ -101,7 +101,7 @@ class Stack:
         self._lock = lock
 
     def _start(self, name: str) -> None:
-        child = Child(name, COMMANDS.get(name, (name,)), self._environ, self.logs)
+        child = Child(name, redraft(*COMMANDS.get(name, (name,))), self._environ, self.logs)
         self.children[name] = child
         child.start()
 
@@ -113,10 +113,16 @@ class Stack:
         host = "127.0.0.1" if config.host in ANYWHERE else config.host
         return f"http://[{host}]:{config.port}" if ":" in host else f"http://{host}:{config.port}"
 
-    def _make_drafter(self) -> None:
-        """Version 1 of a first drafter, by `redraft init` in a process of its own: it needs torch, we do not."""
-        name = read(CommandConfig, self._environ).drafter or "default"
-        self._say(f"there is no drafter yet: making {name!r} with `redraft init`")
+    def _lacking(self, registry: Registry) -> str:
+        """The name of the drafter that is to be made first; empty where the one that is asked for is there."""
+        asked, names = read(CommandConfig, self._environ).drafter, {d.name for d in registry.drafters()}
+        if asked:
+            return "" if asked in names else asked
+        return "" if names else "default"
+
+    def _make_drafter(self, name: str) -> None:
+        """Version 1 of a drafter, by `redraft init` in a process of its own, which gives its memory back."""
+        self._say(f"there is no drafter {name!r} yet: making it with `redraft init`")
         command = redraft("init", name, *self._init)
         made = subprocess.run(command, env=child_environ(self._environ), stdin=subprocess.DEVNULL)
         if made.returncode:

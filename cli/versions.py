@@ -1,6 +1,6 @@
 """`redraft versions`: what was made, what became of it and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from cli.output import age, figure, number_or_dash, plain, show_json, table
 if TYPE_CHECKING:
     from storage.registry import Pointer, VersionSummary
 
+EVENTS = 10_000  # moves of the pointer that are looked at
 ORDER = {"live": 0, "canary": 2, "candidate": 3}  # 1 is the previous version, 4 all others
 
 
@@ -54,7 +55,8 @@ def version_rows(opened: Opened) -> list[VersionRow]:
     pointer, traffic = opened.registry.pointer(name), history.by_version(opened.database, name)
     summaries = opened.registry.versions(name)
     rows = [_row(s, pointer, of_version(traffic, s.version.number)) for s in summaries]
-    return sorted(rows, key=_place)
+    successors = {e.before: e.after for e in reversed(opened.registry.events(name, limit=EVENTS)) if e.before}
+    return sorted((_with_successor(row, successors) for row in rows), key=_place)
 
 
 def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> VersionRow:
@@ -71,6 +73,13 @@ def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> Ver
         size_bytes=version.size_bytes,
         weights_sha256=version.weights_sha256,
     )
+
+
+def _with_successor(row: VersionRow, successors: dict[int, int]) -> VersionRow:
+    """A retired version's own reason is that of the move which replaced it, so name what came instead."""
+    if row.state != "retired" or row.number not in successors:
+        return row
+    return replace(row, reason=f"replaced by version {successors[row.number]}")
 
 
 def _place(row: VersionRow) -> tuple[int, int]:

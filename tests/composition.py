@@ -38,7 +38,14 @@ def composed(environ: Mapping[str, str]) -> dict[str, Any]:
             raise VariableNotSet(f"{name}: {rest}")
         return rest
 
-    file: dict[str, Any] = yaml.safe_load(VARIABLE.sub(value, COMPOSE.read_text()))
+    def filled(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: filled(item) for key, item in node.items()}
+        if isinstance(node, list):
+            return [filled(item) for item in node]
+        return VARIABLE.sub(value, node) if isinstance(node, str) else node
+
+    file: dict[str, Any] = filled(yaml.safe_load(COMPOSE.read_text()))
     return file
 
 

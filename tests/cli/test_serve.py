@@ -1,0 +1,139 @@
+"""`redraft serve`: with a drafter, before there is one, and what keeps it from starting."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from adapter.target import Target
+from adapter.versions import KIND, Versions
+from cli import attachment
+from cli.attachment import Attachment
+from cli.children import CHECKOUT
+from cli.output import CommandError
+from cli.serve import listen
+from service.engine.engine import Engine, EngineConfig
+from service.feedback import FeedbackConfig
+from service.live import LiveConfig
+from service.metrics import Metrics
+from storage.config import StorageConfig
+from storage.records import decode
+from storage.redis_clients import consume
+from storage.registry import Registry, WrongDrafter
+from storage.servers import Servers
+from storage.stream import ADAPT, FeedbackStream
+from storage.weights import WeightsStore
+from tests.cli.test_children import until
+from tests.service.engine.oracle import ask, first_layers
+from tests.storage.rows import make_drafter
+from tests.valkey_fixture import ValkeyServer
+
+
+@pytest.fixture
+def storage(home: Path, valkey: ValkeyServer) -> StorageConfig:
+    return StorageConfig(home=home, redis_url=valkey.url)
+
+
+@contextmanager
+def served(target: Target, registry: Registry, storage: StorageConfig) -> Iterator[tuple[Engine, Attachment, Metrics]]:
+    """An engine with its attachment, started and taken down as `redraft serve` does."""
+    metrics = Metrics()
+    parts = (LiveConfig(live_poll_seconds=0.1), FeedbackConfig(), metrics)
+    attached = Attachment("", "host:1", target, registry, storage, *parts)
+    engine = Engine(target, EngineConfig(draft_length=2, slots=2, context=128), attached.finished)
+    engine.start()
+    try:
+        attached.start(engine)
+        yield engine, attached, metrics
+    finally:
+        engine.stop()
+        attached.close()
+
+
+def make_version_1(target: Target, registry: Registry, store: WeightsStore) -> None:
+    """A one-layer drafter of the target, called `chat`."""
+    drafter = first_layers(target)
+    blob = Versions(store, target.files, target.embedding).save(drafter)
+    prints = target.files.fingerprint, target.files.tokenizer_fingerprint
+    registry.create_drafter("chat", KIND, *prints, drafter.config.to_dict(), blob.sha256, blob.size, "test")
+
+
+def test_the_live_version_proposes_before_the_server_is_ready(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    with served(target, registry, storage) as (engine, attached, _):
+        attached.wait(20)
+        assert engine.live_version == 1
+        (server,) = Servers(registry.engine).live("chat")
+        assert (server.id, server.generation, server.version) == ("host:1", 1, 1)
+    assert Servers(registry.engine).live("chat") == []
+
+
+def test_without_a_drafter_it_decodes_plainly_and_takes_the_first_one_up(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachment, "LOOK_SECONDS", 0.05)
+    with served(target, registry, storage) as (engine, attached, metrics):
+        plain = ask(engine, [5, 6, 7], 12).wait()
+        assert (attached.drafter, engine.live_version) == ("", 0)
+        make_version_1(target, registry, store)
+        until(lambda: engine.live_version == 1)
+        drafted = ask(engine, [5, 6, 7], 12).wait()
+        assert attached.drafter == "chat"
+        assert b"redraft_live_version 1.0" in metrics.text()
+    assert drafted == plain
+    with consume(storage.stream_url) as client:
+        ((_, data),) = FeedbackStream(client, "chat").read(ADAPT, "test", 10).entries
+    record = decode(data)
+    assert (record.drafter, list(record.prompt)) == ("chat", [5, 6, 7])
+    assert {round_.version for round_ in record.rounds} == {1}
+
+
+def test_several_drafters_of_one_target_are_no_reason_not_to_serve(
+    target: Target, registry: Registry, storage: StorageConfig
+) -> None:
+    for name in ("a", "b"):
+        make_drafter(registry, name, target.files.fingerprint)
+    with served(target, registry, storage) as (engine, _, _):
+        assert engine.live_version == 0
+        assert engine.alive
+
+
+def test_a_drafter_of_another_target_is_refused_at_the_start(
+    target: Target, registry: Registry, storage: StorageConfig
+) -> None:
+    make_drafter(registry, "chat", "another target")
+    config = Attachment("chat", "host:1", target, registry, storage, LiveConfig(), FeedbackConfig(), Metrics())
+    engine = Engine(target, EngineConfig(), config.finished)
+    with pytest.raises(WrongDrafter, match="made for another target"):
+        config.start(engine)
+
+
+def test_a_port_in_use_is_named_with_the_setting() -> None:
+    with listen("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(CommandError, match=rf"127.0.0.1:{port} .*REDRAFT_PORT"):
+            listen("127.0.0.1", port)
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    with listen("::1", 0) as listener:
+        assert listener.family is socket.AF_INET6
+
+
+def test_it_does_not_start_on_a_database_that_is_not_migrated(tmp_path: Path) -> None:
+    given = {name: value for name, value in os.environ.items() if not name.startswith("REDRAFT_")}
+    environ = {**given, "PYTHONPATH": str(CHECKOUT), "REDRAFT_HOME": str(tmp_path), "REDRAFT_PORT": "0"}
+    command = [sys.executable, "-m", "cli", "serve"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the database is at revision none")
+    assert "run `redraft migrate`" in done.stderr
+    assert not (tmp_path / "operator.key").exists()
