@@ -36,10 +36,9 @@ def demo_environ(environ: Mapping[str, str], requests: int, drafter: str) -> dic
     ours = {
         "REDRAFT_DRAFTER": drafter,
         "REDRAFT_WINDOW_RECORDS": str(window),
-        "REDRAFT_WINDOW_AGE_SECONDS": "20",
+        "REDRAFT_WINDOW_AGE_SECONDS": "3600",
         "REDRAFT_WINDOW_MINIMUM": str(window // 2),
         "REDRAFT_MINIMUM_REQUESTS": "2",
-        "REDRAFT_TRAINER_NICE": "5",
         "REDRAFT_MAX_CONTEXT": "32",
     }
     return {**ours, **environ}

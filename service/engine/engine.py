@@ -16,6 +16,7 @@ import torch
 from adapter.acceptance import distribution, draw
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
+from service.engine import attention
 from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.inbox import Inbox
 from service.engine.rounds import Live, Outcome, RoundResult, play, prefill
@@ -50,6 +51,7 @@ class Engine:
         self._target, self._config, self._on_finished = target, config, on_finished
         self.context = min(config.context, target.context)
         self._capacity = self.context + config.draft_length + 2  # padding of a batch may stand past a row's end
+        attention.install(target.model)
         layers = target.model.config.get_text_config().num_hidden_layers
         self._slots = Slots(layers, config.slots, self._capacity, target.device)
         self._live = Live(0)
