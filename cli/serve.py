@@ -88,7 +88,7 @@ def build(
     attachment.start(engine)
     attachment.wait(FIRST_SWAP_SECONDS)
     gc.freeze()  # what is loaded now stays: walking it again would pause rounds, and take seconds at the end
-    return build_app(target, engine, metrics, database, attachment.drafter, config)
+    return build_app(target, engine, metrics, database, lambda: attachment.drafter, config)
 
 
 def _database(storage: StorageConfig) -> "Database":

@@ -4,6 +4,7 @@ The composition root (cli) builds the parts, starts engine and follower, runs th
 and stops them after it; nothing here starts or stops anything.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,14 @@ class ServeConfig:
 
 
 def build_app(
-    target: Target, engine: Engine, metrics: Metrics, database: Database, drafter: str, config: ServeConfig
+    target: Target,
+    engine: Engine,
+    metrics: Metrics,
+    database: Database,
+    drafter: Callable[[], str],
+    config: ServeConfig,
 ) -> FastAPI:
-    """The application that serves `target` through `engine`; operator routes are about `drafter` (its name)."""
+    """The application that serves `target` through `engine`; operator routes are about `drafter()` (its name)."""
     app = FastAPI(title="redraft", docs_url=None, redoc_url=None)
     app.add_middleware(DeclaredLength, limit=config.body_limit)
     openai_errors.install(app)

@@ -4,6 +4,7 @@ Every route needs the operator key, by a dependency of the router itself, so tha
 be forgotten.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated, Any
@@ -59,50 +60,50 @@ class Rollback(Order):
     reason: Reason
 
 
-def operator_router(database: Engine, drafter: str, guard: Guard) -> APIRouter:
-    """The routes about the drafter that this server follows."""
+def operator_router(database: Engine, served: Callable[[], str], guard: Guard) -> APIRouter:
+    """The routes about the drafter that this server follows; it may be attached later, so its name is asked for."""
     router = APIRouter(prefix="/redraft", dependencies=[Depends(guard)])
     registry, servers = Registry(database), Servers(database)
 
     @router.get("/versions")
     def versions() -> Json:
-        return {"pointer": _pointer(registry.pointer(drafter)), "versions": registry.versions(drafter)}
+        return {"pointer": _pointer(registry.pointer(served())), "versions": registry.versions(served())}
 
     @router.get("/versions/{number}")
     def version(number: int) -> Json:
-        found = registry.version(drafter, number)
-        summary = next(s for s in registry.versions(drafter) if s.version.number == number)
-        live = [i for i in registry.intervals(drafter) if i.version == number]
+        found = registry.version(served(), number)
+        summary = next(s for s in registry.versions(served()) if s.version.number == number)
+        live = [i for i in registry.intervals(served()) if i.version == number]
         return {**asdict(summary), "training": registry.training(found), "live": live}
 
     @router.get("/history")
     def acceptance(hours: Annotated[float, Query(gt=0, le=24 * 366)] = 24) -> Json:
         with reading(database) as session:
             since = now(session) - timedelta(hours=hours)
-        rows, totals = history(database, drafter, since), by_version(database, drafter)
+        rows, totals = history(database, served(), since), by_version(database, served())
         return {"since": since, "rows": [_row(r) for r in rows], "totals": [_row(r) for r in totals]}
 
     @router.get("/servers")
     def live_servers() -> Json:
-        generation = registry.pointer(drafter).generation
-        found = [{**asdict(s), "applied": s.generation == generation} for s in servers.live(drafter)]
+        generation = registry.pointer(served()).generation
+        found = [{**asdict(s), "applied": s.generation == generation} for s in servers.live(served())]
         return {"generation": generation, "servers": found}
 
     @router.get("/events")
     def events(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Json:
-        return {"events": registry.events(drafter, limit)}
+        return {"events": registry.events(served(), limit)}
 
     @router.post("/promote")
     def promote(order: Promotion) -> Json:
-        candidate = registry.version(drafter, order.version)
-        moved = registry.promote(candidate, registry.live(drafter), OPERATOR, order.reason)
-        log.info("pointer.promoted", drafter=drafter, version=order.version, generation=moved.generation)
+        candidate = registry.version(served(), order.version)
+        moved = registry.promote(candidate, registry.live(served()), OPERATOR, order.reason)
+        log.info("pointer.promoted", drafter=served(), version=order.version, generation=moved.generation)
         return _pointer(moved)
 
     @router.post("/rollback")
     def rollback(order: Rollback) -> Json:
-        moved = registry.rollback(drafter, order.to, OPERATOR, order.reason)
-        log.info("pointer.rolled_back", drafter=drafter, version=moved.live.number, generation=moved.generation)
+        moved = registry.rollback(served(), order.to, OPERATOR, order.reason)
+        log.info("pointer.rolled_back", drafter=served(), version=moved.live.number, generation=moved.generation)
         return _pointer(moved)
 
     return router

@@ -113,6 +113,12 @@ class Composition:
         process.terminate()
         return process.wait(seconds(self.services[name].get("stop_grace_period", "10s")))
 
+    def kill(self, name: str) -> None:
+        """The machine takes the process away."""
+        process = self._running.pop(name)
+        process.kill()
+        process.wait()
+
     def close(self) -> None:
         """End what a failed test left running."""
         for process in self._running.values():

@@ -17,7 +17,7 @@ from storage.jobs import Jobs, LeaseLost
 from storage.registry import Registry
 from storage.servers import Servers
 from tests.circle import Circle, running_circle, tiny_first, tiny_prompts
-from tests.service.engine.oracle import plain_greedy, random_prompt
+from tests.service.engine.oracle import ask, plain_greedy, random_prompt
 from tests.valkey_fixture import ValkeyServer
 from worker import pipeline
 
@@ -118,6 +118,24 @@ def test_a_version_taken_back_before_its_window_was_closed_stays_back(
     assert decision is not None
     assert not decision.promote
     assert circle.registry.live("demo").number == 1
+
+
+def test_redis_killed_while_serving_costs_no_request_and_no_promotion(
+    target: Target, engine: Database, own_valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    with running_circle(target, engine, own_valkey.url, tmp_path, tiny_first(target)) as circle:
+        prompts = tiny_prompts(target, 8)
+        clients = [ask(circle.engine, prompt, 200, workload="demo") for prompt in prompts]
+        own_valkey.kill()
+        assert [c.wait() for c in clients] == [plain_greedy(target, prompt, 200) for prompt in prompts]
+        own_valkey.start()
+        circle.until(lambda: circle.writer.written == 8)
+        circle.send(tiny_prompts(target, 40))
+        (job,) = circle.housekeeper.sweep()
+        decision = circle.adapt(circle.stores(job))
+        assert decision is not None
+        assert decision.promote, decision.reason
+        circle.until(lambda: circle.engine.live_version == 2)
 
 
 def _die(*_: object, **__: object) -> None:

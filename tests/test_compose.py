@@ -4,14 +4,16 @@ No Docker is needed: the services run as processes, against Valkey started by th
 embedded PostgreSQL.
 """
 
+import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import OpenAI
 from redis.exceptions import AuthenticationError
 from sqlalchemy import create_engine, make_url, text
 
@@ -27,6 +29,17 @@ SECRETS = {"POSTGRES_PASSWORD": "p" * 32, "VALKEY_PASSWORD": "v" * 32}
 SERVICES: dict[str, Any] = composed(SECRETS)["services"]
 OURS = [name for name, service in SERVICES.items() if service.get("command", [""])[0] == "redraft"]
 LASTING = [name for name in OURS if name != "migrate"]
+# What a tiny drafter needs to learn something within seconds.
+LEARNING = {
+    "REDRAFT_WINDOW_RECORDS": "40",
+    "REDRAFT_HOLDOUT_SHARE": "0.3",
+    "REDRAFT_MINIMUM_REQUESTS": "4",
+    "REDRAFT_EPOCHS": "8",
+    "REDRAFT_BATCH_TOKENS": "256",
+    "REDRAFT_LEARNING_RATE": "0.003",
+    "REDRAFT_LEASE_SECONDS": "5",
+    "REDRAFT_SWEEP_SECONDS": "1",
+}
 START_SECONDS = 180.0  # two processes import torch at once, on slow cores
 
 
@@ -140,7 +153,10 @@ def composition(valkey_port: int, postgres: str, tmp_path_factory: pytest.TempPa
         "0.0.0.0": "127.0.0.1",  # tests stay on the loopback
         "8765": str(free_port()),
     }
-    composition = Composition(composed(environ)["services"], rewrites, folder)
+    services = composed(environ)["services"]
+    for name in OURS:
+        services[name]["environment"] |= LEARNING
+    composition = Composition(services, rewrites, folder)
     try:
         migrated = composition.execute("migrate", SERVICES["migrate"]["command"])
         assert migrated.returncode == 0, migrated.stderr
@@ -176,6 +192,21 @@ def test_a_drafter_made_as_the_file_says_is_soon_served(composition: Composition
         assert time.monotonic() < deadline, seen.stdout + seen.stderr + composition.log("serve").read_text()
 
 
+def test_the_circle_closes_on_postgresql_and_a_killed_trainer_costs_nothing(composition: Composition) -> None:
+    port = composition.environ("serve")["REDRAFT_PORT"]
+    openai = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    model = openai.models.list().data[0].id
+    first = [answer(openai, model, n % 6) for n in range(48)]
+    wait_for(lambda: len(versions(composition)) == 2, "no version 2 was made")
+    composition.kill("trainer")
+    composition.start("trainer")
+    wait_for(lambda: versions(composition).get(2) == "live", "version 2 did not go live")
+    assert [answer(openai, model, n) for n in range(6)] == first[:6]
+    back = composition.execute("serve", ["redraft", "rollback", "--reason", "a test"])
+    assert back.returncode == 0, back.stderr
+    assert versions(composition) == {1: "live", 2: "rolled_back"}
+
+
 def test_nothing_is_written_outside_the_volumes(composition: Composition) -> None:
     """The containers' file systems are read-only but for the volumes and /tmp."""
     assert not (composition.folder / "nobody").exists()
@@ -185,6 +216,25 @@ def test_nothing_is_written_outside_the_volumes(composition: Composition) -> Non
 @pytest.mark.parametrize("name", LASTING)
 def test_a_service_stops_when_it_is_asked_to(composition: Composition, name: str) -> None:
     assert composition.stop(name) in CLEAN_EXITS, composition.log(name).read_text()
+
+
+def answer(openai: OpenAI, model: str, number: int) -> str:
+    reply = openai.completions.create(model=model, prompt=f"prompt {number}", temperature=0, max_tokens=24)
+    return reply.choices[0].text
+
+
+def versions(composition: Composition) -> dict[int, str]:
+    """Number and state, as the operator's command shows them."""
+    shown = composition.execute("serve", ["redraft", "versions", "--json"])
+    assert shown.returncode == 0, shown.stderr
+    return {row["number"]: row["state"] for row in json.loads(shown.stdout)}
+
+
+def wait_for(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.2)
 
 
 def free_port() -> int:

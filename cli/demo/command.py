@@ -15,7 +15,7 @@ REPORT_FOLDER = Path("build/demo")
 
 
 def demo(
-    requests: Annotated[int, typer.Option(help="requests to send, half of each workload", min=16)] = 160,
+    requests: Annotated[int, typer.Option(help="requests to send, half of each workload", min=16)] = 120,
     out: Annotated[Path, typer.Option(help="folder of report.json and acceptance.png")] = REPORT_FOLDER,
 ) -> None:
     """Send real prompts to a whole stack, watch the drafter learn, roll it back, and measure."""

@@ -24,7 +24,7 @@ from storage.windows import Windows
 ACTOR = "demo"
 COMPARED_AT_ONCE = 8
 MAX_TOKENS = 96
-UNSEEN = 16
+UNSEEN = 12
 CONCURRENCY = 16
 WINDOWS = 5  # updates that the traffic is meant to start
 LEARNING_SECONDS = 240.0  # how long the last update may take after the traffic has ended

@@ -129,6 +129,7 @@ class Engine:
             return
         slots = None
         if swap.drafter is not None:
+            attention.install(swap.drafter.decoder)
             slots = Slots(swap.drafter.config.layers, self._config.slots, self._capacity, self._target.device)
         self._live = Live(swap.version, swap.drafter, slots)
         for row in self._rows:

@@ -43,7 +43,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 @pytest.fixture(scope="module")
 def app(tiny_target: Target, decoder: Engine, database: Database) -> FastAPI:
     config = ServeConfig(model_name="tiny", body_limit=4096)
-    return build_app(tiny_target, decoder, Metrics(), database, "chat", config)
+    return build_app(tiny_target, decoder, Metrics(), database, lambda: "chat", config)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_health_says_what_is_served(address: str) -> None:
 def test_an_engine_that_has_stopped_is_neither_live_nor_ready(tiny_target: Target, database: Database) -> None:
     engine = Engine(tiny_target, CONFIG, lambda generation: None)
     engine.start()
-    with running(build_app(tiny_target, engine, Metrics(), database, "chat", ServeConfig())) as address:
+    with running(build_app(tiny_target, engine, Metrics(), database, lambda: "chat", ServeConfig())) as address:
         assert call(address, "GET", "/health/ready")[0] == 200
         engine.stop()
         assert call(address, "GET", "/health/ready")[0] == 503
@@ -142,7 +142,7 @@ def test_a_fault_of_ours_is_an_error_that_shows_nothing(address: str, monkeypatc
 def test_the_model_is_called_as_the_target_unless_told_otherwise(
     tiny_target: Target, decoder: Engine, database: Database
 ) -> None:
-    with running(build_app(tiny_target, decoder, Metrics(), database, "chat", ServeConfig())) as address:
+    with running(build_app(tiny_target, decoder, Metrics(), database, lambda: "chat", ServeConfig())) as address:
         _, data = call(address, "GET", "/v1/models")
     assert [model["id"] for model in json.loads(data)["data"]] == [tiny_target.files.name]
 

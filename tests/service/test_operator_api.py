@@ -36,7 +36,7 @@ def app(database: Engine) -> FastAPI:
     app = FastAPI()
     openai_errors.install(app)
     operator_api.install(app)
-    app.include_router(operator_router(database, "chat", Guard(database, HOSTS)))
+    app.include_router(operator_router(database, lambda: "chat", Guard(database, HOSTS)))
     return app
 
 
