@@ -28,8 +28,8 @@ log = structlog.get_logger()
 class DistilConfig:
     """How a drafter learns from a window."""
 
-    learning_rate: float = setting(1e-3, "peak learning rate of AdamW")
-    epochs: int = setting(3, "passes over a window")
+    learning_rate: float = setting(2e-3, "peak learning rate of AdamW")
+    epochs: int = setting(2, "passes over a window")
     batch_tokens: int = setting(512, "tokens of one optimiser step, padding included")
     weight_decay: float = setting(0.01, "weight decay of AdamW")
     clip: float = setting(1.0, "largest norm of a step's gradient")
@@ -37,7 +37,7 @@ class DistilConfig:
     accepted_weight: float = setting(
         1.0, "weight of an accepted position against a refused one in the loss; 0: refused positions alone"
     )
-    max_context: int = setting(64, "prompt tokens that training looks at, counted from the prompt's end")
+    max_context: int = setting(32, "prompt tokens that training looks at, counted from the prompt's end")
     replay_windows: int = setting(2, "earlier windows that are trained on again, so that less is forgotten")
     seed: int = setting(0, "seed of the order of the records")
 

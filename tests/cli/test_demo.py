@@ -1,0 +1,82 @@
+"""The demo's parts that need no model: its prompts, its report, and what it calls a shortfall."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.demo.comparison import Arm
+from cli.demo.finale import Finale
+from cli.demo.progress import Progress
+from cli.demo.prompts import docstrings, human_eval, workloads
+from cli.demo.report import report_of, write
+from cli.demo.traffic import Answer, Failure
+from cli.operate import Moved
+from storage.registry import Event, VersionSummary
+
+
+def test_the_prompts_are_real_and_many() -> None:
+    assert len(human_eval()) == 164
+    assert len(docstrings()) > 500
+
+
+def test_unseen_prompts_are_never_sent_as_traffic() -> None:
+    for part in workloads(requests=400, unseen=16):
+        assert len(part.traffic) == 200
+        assert len(part.unseen) == 8
+        assert not set(part.unseen) & set(part.traffic)
+
+
+def test_the_prompts_come_in_the_same_order_every_time() -> None:
+    assert workloads(20, 4) == workloads(20, 4)
+
+
+class NoRegistry:
+    """A registry without versions."""
+
+    def versions(self, drafter: str) -> list[VersionSummary]:
+        return []
+
+
+def arm(name: str, probability: float | None, identical: int = 8, near_ties: int = 0) -> Arm:
+    return Arm(name, None, 4, probability, 0.1, 1.4, 20.0, identical, near_ties, 8)
+
+
+def finale(*arms: Arm) -> Finale:
+    moved = Moved("demo", 1, 4, ("server",), (), 120.0)
+    events = tuple(Event("promote", n, n + 1, n + 1, "worker", "", None) for n in (1, 2))  # type: ignore[arg-type]
+    return Finale(arms, moved, moved, events)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def progress() -> Progress:
+    progress = Progress(NoRegistry(), "demo", 3)  # type: ignore[arg-type]
+    for version, accepted in ((1, 1), (2, 30)):
+        progress.add(Answer("humaneval", [1], [2, 3], 1.0, version, 100, accepted, 25))
+    return progress
+
+
+def test_a_demo_in_which_the_drafter_did_not_learn_says_so(progress: Progress) -> None:
+    report = report_of(progress, finale(arm("plain", None), arm("first", 0.3), arm("last", 0.3)), 1.0)
+    assert "the last version's acceptance probability is not above the first's" in report.shortfalls
+
+
+def test_an_output_that_departs_without_a_near_tie_is_a_shortfall(progress: Progress) -> None:
+    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3, 6, 1)), 1.0)
+    assert "1 outputs of arm last differ from plain decoding" in report.shortfalls
+
+
+def test_a_failed_request_is_a_shortfall(progress: Progress) -> None:
+    progress.add(Failure("humaneval", "connection refused"))
+    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3)), 1.0)
+    assert report.failed_requests == 1
+    assert any("connection refused" in shortfall for shortfall in report.shortfalls)
+
+
+def test_the_report_and_the_plot_are_written(progress: Progress, tmp_path: Path) -> None:
+    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3)), 1.0)
+    write(report, progress.answers, tmp_path)
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert [a["arm"] for a in written["comparison"]] == ["plain", "first", "last"]
+    assert (written["promoted"], written["rollback_ms"]) == (2, 120.0)
+    assert (tmp_path / "acceptance.png").read_bytes().startswith(b"\x89PNG")
