@@ -27,6 +27,7 @@ MAX_TOKENS = 96
 UNSEEN = 12
 CONCURRENCY = 16
 WINDOWS = 5  # updates that the traffic is meant to start
+NOTICE_SECONDS = 8.0  # within which the sweep has noticed that a last update is due
 LEARNING_SECONDS = 240.0  # how long the last update may take after the traffic has ended
 
 
@@ -88,6 +89,7 @@ def _send_traffic(
     with View(console, progress, " then ".join(part.name for part in parts)):
         for part in parts:
             clients.send(part.name, part.traffic, each=progress.add)
+        time.sleep(NOTICE_SECONDS)
         deadline = time.monotonic() + LEARNING_SECONDS
         while not settled() and time.monotonic() < deadline:
             time.sleep(1.0)

@@ -14,7 +14,7 @@ from adapter.target import Target
 from storage.records import FeedbackRecord, TeacherRows
 from tests.adapter.feedback import kept_rows, served
 
-QUICK = DistilConfig(epochs=12, learning_rate=3e-3, batch_tokens=256)
+QUICK = DistilConfig(epochs=12, learning_rate=3e-3, batch_tokens=256, max_context=64)
 
 
 @pytest.fixture(scope="module")
