@@ -94,15 +94,12 @@ def announce_moves(opened: Opened) -> None:
     """Send what the outbox holds. Without Redis the servers find out by polling."""
     from redis import RedisError
 
-    from storage import outbox
-    from storage.announcements import announce
+    from storage.announcements import announce_pending
     from storage.redis_clients import hot
 
     try:
         with hot(opened.config.stream_url) as client:
-            for message in outbox.pending(opened.database):
-                announce(client, message.payload["drafter"], message.payload["generation"])
-                outbox.mark_sent(opened.database, [message.id])
+            announce_pending(opened.database, client)
     except RedisError as error:
         warn(f"Redis cannot be reached ({error}): servers find out at their next look at the database")
 

@@ -9,7 +9,9 @@ import time
 import msgspec
 import redis
 from redis.client import PubSub
+from sqlalchemy import Engine
 
+from storage import outbox
 from storage.redis_clients import hot
 
 POINTER_CHANNEL = "redraft:pointer"
@@ -27,6 +29,13 @@ _decoder = msgspec.json.Decoder(PointerMoved)
 def announce(client: redis.Redis, drafter: str, generation: int) -> None:
     """Tell whoever listens; raises `redis.RedisError` when the message could not be sent."""
     client.publish(POINTER_CHANNEL, msgspec.json.encode(PointerMoved(drafter, generation)))
+
+
+def announce_pending(engine: Engine, client: redis.Redis) -> None:
+    """Send what the outbox holds; raises `redis.RedisError`, and what was not sent stays there."""
+    for message in outbox.pending(engine):
+        announce(client, message.payload["drafter"], message.payload["generation"])
+        outbox.mark_sent(engine, [message.id])
 
 
 class Announcements:

@@ -6,8 +6,8 @@ import structlog
 from redis import Redis, RedisError
 from sqlalchemy import Engine
 
-from storage import garbage, history, outbox
-from storage.announcements import announce
+from storage import garbage, history
+from storage.announcements import announce_pending
 from storage.config import StorageConfig
 from storage.jobs import Jobs
 from storage.records import FeedbackRecord, RecordRefused, decode
@@ -46,9 +46,7 @@ class Housekeeper:
     def _send_outbox(self) -> None:
         """Announce pointer moves that were committed but not sent. Servers poll too: this only makes it quick."""
         try:
-            for message in outbox.pending(self._database):
-                announce(self._redis, message.payload["drafter"], message.payload["generation"])
-                outbox.mark_sent(self._database, [message.id])
+            announce_pending(self._database, self._redis)
         except RedisError as error:
             log.warning("outbox.unsent", error=type(error).__name__)
 
