@@ -14,7 +14,7 @@ from adapter.replay import matches
 from adapter.target import Target
 from adapter.versions import Versions
 from cli.demo.prompts import Workload
-from cli.demo.traffic import Answer, Clients, answers
+from cli.demo.traffic import Answer, Clients, Failure
 from service.engine.audit import compare
 from storage.records import FeedbackRecord, TeacherRows, int32
 from storage.registry import Drafter, Version
@@ -48,10 +48,10 @@ def measure(clients: Clients, parts: Sequence[Workload], draft_length: int) -> t
     began, found = time.perf_counter(), []
     for part in parts:
         results = clients.send(part.name, part.unseen, headers)
-        failed = [result for result in results if not isinstance(result, Answer)]
+        failed = [result for result in results if isinstance(result, Failure)]
         if failed:
             raise ComparisonFailed(f"{len(failed)} requests of the comparison failed; the first: {failed[0].error}")
-        found += list(answers(results))
+        found += [result for result in results if isinstance(result, Answer)]
     return found, sum(len(a.token_ids) for a in found) / (time.perf_counter() - began)
 
 

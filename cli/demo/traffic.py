@@ -1,7 +1,7 @@
 """The demo's clients: real prompts through the official `openai` client, several at a time."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -84,8 +84,3 @@ def _answer(workload: str, reply: dict[str, Any], seconds: float) -> Answer:
         accepted=figures["num_accepted_draft_tokens"],
         rounds=figures["num_spec_steps"],
     )
-
-
-def answers(results: Sequence[Answer | Failure]) -> Iterator[Answer]:
-    """Those that succeeded."""
-    return (result for result in results if isinstance(result, Answer))
