@@ -49,10 +49,12 @@ def test_migrating_twice_changes_nothing(engine: Engine) -> None:
 
 def test_two_processes_that_migrate_at_once_take_turns(empty_database_url: str) -> None:
     failures: list[Exception] = []
+    together = threading.Barrier(6)
 
     def run() -> None:
         opened = open_database(empty_database_url)
         try:
+            together.wait()
             migrate(opened)
             check_migrated(opened)
         except Exception as error:
@@ -60,7 +62,7 @@ def test_two_processes_that_migrate_at_once_take_turns(empty_database_url: str) 
         finally:
             opened.dispose()
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
+    threads = [threading.Thread(target=run) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
