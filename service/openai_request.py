@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from fastapi import Depends, Header
 
-from adapter.acceptance import Policy
+from adapter.policy import Policy
 from service.deltas import Deltas
 from service.engine.generation import Generation
 from service.openai_errors import bad_request

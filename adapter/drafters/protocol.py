@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from adapter.acceptance import Policy
+from adapter.policy import Policy
 
 
 @dataclass(frozen=True)

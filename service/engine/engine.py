@@ -17,9 +17,10 @@ from adapter.acceptance import distribution, draw
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
 from service.engine import attention
+from service.engine.accept import Outcome
 from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.inbox import Inbox
-from service.engine.rounds import Live, Outcome, RoundResult, play, prefill
+from service.engine.rounds import Live, RoundResult, play, prefill
 from service.engine.slots import Slots
 from service.engine.text import TextStream
 from storage.config import setting

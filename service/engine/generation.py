@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adapter.acceptance import Policy
+from adapter.policy import Policy
 from service.engine.text import TextStream
 from storage.records import Round
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from adapter.acceptance import (
     Acceptance,
-    Policy,
     acceptance_probability,
     distribution,
     draw,
@@ -25,6 +24,7 @@ from adapter.acceptance import (
     residual,
     verify_chain,
 )
+from adapter.policy import Policy
 
 DRAWS = 20_000
 FALSE_ALARM = 1e-6

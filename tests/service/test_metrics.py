@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine as Database
 
-from adapter.acceptance import Policy
+from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine
 from service.engine.generation import Delta, Generation

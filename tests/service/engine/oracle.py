@@ -8,8 +8,8 @@ from itertools import count
 
 import torch
 
-from adapter.acceptance import Policy
 from adapter.drafters.causal_lm import CausalLM
+from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Delta, Generation, Usage

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapter.acceptance import Policy
+from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine, EngineConfig, PromptTooLong
 from service.engine.generation import clipped

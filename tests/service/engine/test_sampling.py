@@ -9,8 +9,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from adapter.acceptance import Policy, distribution
+from adapter.acceptance import distribution
 from adapter.drafters.causal_lm import CausalLM
+from adapter.policy import Policy
 from adapter.target import Target
 from service.engine import rounds
 from tests.service.engine.oracle import ask, first_layers, random_prompt, running
