@@ -11,62 +11,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adapter.policy import Policy
+
+@dataclass(frozen=True)
+class Drawn:
+    """Chains of S sampled rows, and what they were drawn from: q in the ratio test is exactly that (osd.md 5.3)."""
+
+    tokens: Tensor  # [S, k] target ids
+    q: Tensor  # [S, k, V_d]
+    taken: Tensor  # [S, k]: q of each token
+    to_target: Tensor | None = None  # [V_d] target ids of q's last dimension; None where V_d is V
+
+    def at(self, positions: Tensor, size: int) -> Tensor:
+        """q [S, V] at one position [S] of each chain, over the target's vocabulary of `size`."""
+        q = self.q[torch.arange(len(self.q), device=self.q.device), positions]
+        if self.to_target is None:
+            return q
+        return q.new_zeros(len(q), size).scatter_(1, self.to_target.expand(len(q), -1), q)
 
 
-def distribution(logits: Tensor, policy: Policy) -> Tensor:
-    """Logits [..., V] to the probabilities [..., V] that `policy` samples from (float32).
-
-    Temperature, then top-k, then top-p (the smallest set whose mass reaches top_p). Greedy is a point mass
-    on the argmax, never a softmax at a small temperature.
-    """
-    if policy.greedy:
-        return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    scaled = logits.float() / policy.temperature
-    if 0 < policy.top_k < scaled.shape[-1]:
-        floor = scaled.topk(policy.top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < floor, float("-inf"))
-    probs = scaled.softmax(-1)
-    if policy.top_p < 1.0:
-        ordered, order = probs.sort(dim=-1, descending=True)
-        before = ordered.cumsum(-1) - ordered
-        kept = ordered.masked_fill(before >= policy.top_p, 0.0)
-        probs = torch.zeros_like(probs).scatter_(-1, order, kept)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs
-
-
-def draw(probs: Tensor, generator: torch.Generator | None) -> int:
-    """One token from probabilities [V]."""
-    return int(torch.multinomial(probs, 1, generator=generator).item())
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """One token a row [R] from weights [R, V] of any positive sum, by inverse CDF at uniforms [R] in [0, 1)."""
+    reached = weights.double().cumsum(-1)
+    total = reached[:, -1]
+    # Rounding must not lift a draw to the total: nothing lies past it.
+    wanted = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(reached, wanted[:, None], right=True)[:, 0]
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """The distribution [V] of the recovered token: normalise(max(p - q, 0)), and p where nothing is left.
+    """The distribution [..., V] of the recovered token: normalise(max(p - q, 0)), and p where nothing is left.
 
     Nothing is left only where p = q, and there a rejection has probability 0: only rounding leads here.
     """
     rest = (p - q).clamp_min(0.0)
-    mass = rest.sum()
-    return rest / mass if mass > 0 else p
+    mass = rest.sum(-1, keepdim=True)
+    return torch.where(mass > 0, rest / mass, p)
 
 
-def verify_chain(p: Tensor, q: Tensor, proposed: Sequence[int], generator: torch.Generator | None) -> tuple[int, int]:
-    """Decide on a sampled chain: (accepted count, next token).
+def verify_chain(p: Tensor, drawn: Drawn | None, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Decide on sampled chains: accepted counts [S] and next tokens [S].
 
-    p [k + 1, V], q [k, V]: the drafter's token i was drawn from q[i]; p[i] is the target's distribution
-    before it. Token i is accepted with probability min(1, p/q), tested as u * q < p. The first refusal draws
-    the recovered token from the residual; with no refusal the bonus token comes from p[k].
+    p [S, k + 1, V]: p[:, i] is the target's distribution before token i. uniforms [S, k + 1], all independent:
+    token i is accepted with probability min(1, p/q), tested as u * q < p with the i-th; the last one draws the
+    next token. The first refusal draws it from the residual; where all lengths[s] tokens of a row were accepted
+    it is the bonus token, from p. Without a chain (k = 0) it is drawn from p.
     """
-    for i, token in enumerate(proposed):
-        u = torch.rand((), generator=generator)
-        if not bool(u * q[i, token] < p[i, token]):
-            return i, draw(residual(p[i], q[i]), generator)
-    return len(proposed), draw(p[len(proposed)], generator)
+    accepted = torch.zeros_like(lengths)
+    if drawn is not None:
+        k = drawn.tokens.shape[1]
+        p_taken = p[:, :k].gather(-1, drawn.tokens[..., None])[..., 0]
+        passed = (uniforms[:, :k] * drawn.taken < p_taken) & (torch.arange(k, device=p.device) < lengths[:, None])
+        accepted = passed.long().cumprod(-1).sum(-1)
+    weights = p[torch.arange(len(p), device=p.device), accepted]
+    if drawn is not None:
+        q = drawn.at(accepted.clamp(max=k - 1), p.shape[-1])
+        weights = torch.where((accepted < lengths)[:, None], residual(weights, q), weights)
+    return accepted, draw(weights, uniforms[:, -1])
 
 
 def matching_prefix(proposed: Tensor, choices: Tensor) -> Tensor:
-    """Greedy verification: how many leading tokens of proposed [B, k] equal choices [B, k]; [B]."""
+    """Greedy and seeded verification: how many leading tokens of proposed [B, k] equal choices [B, k]; [B]."""
     return (proposed == choices).long().cumprod(-1).sum(-1)
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adapter import smollm2
 from adapter.fingerprints import TargetFiles, TargetNotFound, identify
+from adapter.packing import pack
 from storage.config import setting
 
 __all__ = ["Target", "TargetConfig", "TargetFiles", "TargetNotFound", "fetch", "load", "load_embedding"]
@@ -73,6 +74,7 @@ def load(config: TargetConfig, files: TargetFiles | None = None) -> Target:
     device = _device(config.device)
     dtype = _dtype(config.dtype, device)
     model = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype).to(device).eval().requires_grad_(False)
+    pack(model)
     tokenizer = AutoTokenizer.from_pretrained(files.path)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     context = model.config.get_text_config().max_position_embeddings

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from storage.records import TeacherRows
 
+SMALL = -7.0  # log of a mass of a thousandth
+
 
 def teacher_rows(positions: Sequence[int], logits: Tensor, top_k: int) -> TeacherRows:
     """Rows at the ascending output `positions` from the target's logits [R, V] (temperature 1, unprocessed).
@@ -33,7 +35,13 @@ def top_rows(
     logits: Tensor, top_k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16], npt.NDArray[np.float32]]:
     """Of logits [R, V]: the top K ids [R, K], their log-probabilities [R, K], and the log of the mass outside [R]."""
-    log_probs = logits.detach().float().log_softmax(-1)
-    top = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1)
-    tail = log_probs.scatter(-1, top.indices, float("-inf")).logsumexp(-1).clamp(max=0.0)
-    return top.indices.to(torch.int32).cpu().numpy(), top.values.half().cpu().numpy(), tail.cpu().numpy()
+    logits = logits.detach()
+    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
+    total = logits.float().logsumexp(-1, keepdim=True)
+    log_probs = (top.values.float() - total).clamp(max=0.0)
+    tail = torch.log(1.0 - log_probs.exp().sum(-1))
+    small = (~(tail > SMALL)).nonzero()[:, 0]  # there the difference has lost its digits
+    if len(small):
+        outside = logits[small].float().scatter(-1, top.indices[small], float("-inf"))
+        tail[small] = (outside.logsumexp(-1) - total[small, 0]).clamp(max=0.0)
+    return top.indices.to(torch.int32).cpu().numpy(), log_probs.half().cpu().numpy(), tail.cpu().numpy()

@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
+from urllib.request import urlopen
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUPERVISED = "SUPERVISED_BY_REDRAFT"  # set for children, which follow their parent's end
@@ -32,6 +34,15 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a child: this checkout's packages first, output unbuffered."""
     path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH", "")]))
     return {**environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", SUPERVISED: "1"}
+
+
+def answers(url: str) -> bool:
+    """Whether GET `url` succeeds."""
+    try:
+        with urlopen(url, timeout=2) as response:
+            return bool(response.status == HTTPStatus.OK)
+    except OSError:
+        return False
 
 
 class Child:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-OURS = ("cli", "service", "worker", "adapter", "storage", "migrations")
+OURS = ("cli", "benchmarks", "service", "worker", "adapter", "storage", "migrations")
 PIPED_WIDTH = 160  # columns where the output is no terminal, so that tables are not folded for a reader like grep
 BARS = "▁▂▃▄▅▆▇█"
 

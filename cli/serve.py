@@ -1,6 +1,7 @@
 """`redraft serve`: builds the parts of a server from the settings, runs them, and takes them down in order."""
 
 import gc
+import os
 import signal
 import socket
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import typer
 from cli.output import CommandError, say
 from cli.processes import begin
 from cli.settings import CommandConfig, settings, warn_unknown
+from service.engine.heap import settle
 from storage.config import StorageConfig
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def serve(
 ) -> None:
     """Serve the target with speculative decoding, over an OpenAI-compatible API."""
     begin(warn=False)
+    settle(os.environ)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     storage = settings(StorageConfig)
@@ -67,9 +70,12 @@ def build(
 ) -> "FastAPI":
     """The application over running parts, which `stack` takes down again."""
     from adapter.target import TargetConfig, load
+    from adapter.watch import WatchConfig
     from cli.attachment import Attachment
     from service.app import build_app
     from service.engine.engine import Engine, EngineConfig
+    from service.engine.floor import FloorConfig
+    from service.engine.governor import GovernorConfig
     from service.feedback import FeedbackConfig
     from service.live import LiveConfig
     from service.metrics import Metrics
@@ -81,14 +87,18 @@ def build(
     server_id = f"{socket.gethostname()}:{listener.getsockname()[1]}"
     live, feedback = settings(LiveConfig), settings(FeedbackConfig)
     attachment = Attachment(name, server_id, target, Registry(database), storage, live, feedback, metrics)
-    engine = Engine(target, settings(EngineConfig), attachment.finished)
+    engine = Engine(
+        target, settings(EngineConfig), attachment.finished, settings(GovernorConfig), settings(FloorConfig)
+    )
     engine.start()
     stack.callback(attachment.close)  # after the engine's last request, whose feedback it writes
     stack.callback(engine.stop)
     attachment.start(engine)
     attachment.wait(FIRST_SWAP_SECONDS)
     gc.freeze()  # what is loaded now stays: walking it again would pause rounds, and take seconds at the end
-    return build_app(target, engine, metrics, database, lambda: attachment.drafter, config)
+    return build_app(
+        target, engine, metrics, database, lambda: attachment.drafter, config, settings(WatchConfig).holdback
+    )
 
 
 def _database(storage: StorageConfig) -> "Database":

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from types import TracebackType
 from typing import IO
-from urllib.request import urlopen
 
-from cli.children import Child, child_environ, redraft
+from cli.children import Child, answers, child_environ, redraft
 from cli.settings import CommandConfig
 from storage.config import StorageConfig, read, variable
 from storage.database import migrate, open_database
@@ -82,7 +80,7 @@ class Stack:
         for name in ("serve", *WORKERS):
             self._start(name)
         self.url = self._address()
-        self._wait_for("serve", lambda: _answers(f"{self.url}/health/ready"))
+        self._wait_for("serve", lambda: answers(f"{self.url}/health/ready"))
         for name in WORKERS:
             pid = self.children[name].pid
             self._wait_for(name, partial(_beating, Servers(database), name, pid))
@@ -176,12 +174,3 @@ class Stack:
 def _beating(servers: Servers, role: str, pid: int | None) -> bool:
     """Whether the worker process `pid` has written its sign of life."""
     return any(s.host_kind == role and s.id.endswith(f":{pid}") for s in servers.live(""))
-
-
-def _answers(url: str) -> bool:
-    """Whether GET `url` succeeds."""
-    try:
-        with urlopen(url, timeout=2) as response:
-            return bool(response.status == HTTPStatus.OK)
-    except OSError:
-        return False

@@ -49,8 +49,12 @@ def build_app(
     database: Database,
     drafter: Callable[[], str],
     config: ServeConfig,
+    holdback: float = 0.0,
 ) -> FastAPI:
-    """The application that serves `target` through `engine`; operator routes are about `drafter()` (its name)."""
+    """The application that serves `target` through `engine`; operator routes are about `drafter()` (its name).
+
+    `holdback` is the share of requests that stays on the version before when an operator promotes one here.
+    """
     app = FastAPI(title="redraft", docs_url=None, redoc_url=None)
     app.add_middleware(DeclaredLength, limit=config.body_limit)
     openai_errors.install(app)
@@ -58,7 +62,7 @@ def build_app(
     served = Served(target, engine, config.model_name or target.files.name)
     for router in (
         openai_router(served),
-        operator_api.operator_router(database, drafter, Guard(database, config.names)),
+        operator_api.operator_router(database, drafter, Guard(database, config.names), engine.governor, holdback),
         health_router(engine),
         metrics_router(metrics),
     ):

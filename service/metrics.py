@@ -5,14 +5,16 @@ counters have vLLM's names after our prefix; from them, acceptance rate = accept
 acceptance length = 1 + accepted / drafts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from service.engine.costs import bucket
 from service.engine.engine import Engine
 from service.engine.generation import Generation
+from service.engine.governor import Choice, Governor
 from service.feedback import FeedbackWriter
 from service.live import LiveFollower
 
@@ -56,6 +58,8 @@ class Metrics:
     def watch(self, engine: Engine, writer: FeedbackWriter, follower: LiveFollower) -> None:
         """Show the state of these parts from now on."""
         self.registry.register(_Parts(engine, writer, follower))
+        if engine.governor is not None:
+            self.registry.register(_Decisions(engine.governor, self._label))
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
@@ -102,10 +106,44 @@ class _Parts(Collector):
         yield _total("drafter_faults", "Drafters dropped because they failed in a round", engine.drafter_faults)
         yield _gauge("feedback_waiting", "Feedback records that wait for Redis", writer.waiting)
         yield _total("feedback_written", "Feedback records that Redis confirmed", writer.written)
-        dropped = CounterMetricFamily("redraft_feedback_dropped", "Feedback records lost", labels=["reason"])
-        for reason, count in writer.dropped.items():
-            dropped.add_metric([reason], count)
-        yield dropped
+        yield _totals("feedback_dropped", "Feedback records lost", "reason", writer.dropped)
+        yield _totals("identity_audits", "Greedy requests decoded again plainly", "verdict", engine.audit.verdicts)
+
+
+class _Decisions(Collector):
+    """Reads what the governor does, by workload, policy and batch size, when Prometheus asks."""
+
+    def __init__(self, governor: Governor, label: Callable[[str], str]) -> None:
+        self._governor, self._label = governor, label
+
+    def collect(self) -> Iterator[Metric]:
+        by, found = ("workload", "policy", "batch"), self._choices()
+        length = _family("draft_length", "Draft length chosen; 0: plain", *by)
+        speed_up = _family("speed_up", "Predicted speed of speculating over plain decoding", *by)
+        seconds = _family("round_seconds", "Predicted duration of a round", *by, "decoding")
+        progress = _family("tokens_per_second", "Predicted accepted progress", *by, "decoding")
+        survival = _family("survival", "Predicted share of rounds that accept so many tokens at least", *by, "tokens")
+        for labels, c in found.items():
+            length.add_metric(labels, c.draft_length)
+            speed_up.add_metric(labels, c.speed_up)
+            seconds.add_metric((*labels, "speculative"), c.speculative_ms / 1e3)
+            seconds.add_metric((*labels, "plain"), c.plain_ms / 1e3)
+            progress.add_metric((*labels, "speculative"), c.speculative_progress * 1e3)
+            progress.add_metric((*labels, "plain"), c.plain_progress * 1e3)
+            for tokens, share in enumerate(c.survival, 1):
+                survival.add_metric((*labels, str(tokens)), share)
+        yield from (length, speed_up, seconds, progress, survival)
+
+    def _choices(self) -> dict[tuple[str, str, str], Choice]:
+        """By labels; of workloads that share one, the choice with the most rounds."""
+        found: dict[tuple[str, str, str], Choice] = {}
+        for choice in sorted(self._governor.decisions(), key=lambda c: -c.rounds):
+            found.setdefault((self._label(choice.workload), choice.policy, str(bucket(choice.batch))), choice)
+        return found
+
+
+def _family(name: str, help: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"redraft_governor_{name}", help, labels=labels)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:
@@ -114,3 +152,11 @@ def _gauge(name: str, help: str, value: float) -> Metric:
 
 def _total(name: str, help: str, value: float) -> Metric:
     return CounterMetricFamily(f"redraft_{name}", help, value=value)
+
+
+def _totals(name: str, help: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One total for each value of a label."""
+    family = CounterMetricFamily(f"redraft_{name}", help, labels=[label])
+    for value, count in sorted(values.items()):
+        family.add_metric([value], count)
+    return family

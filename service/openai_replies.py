@@ -5,13 +5,12 @@ The extra fields (`token_ids`, `prompt_token_ids`, `metrics`) have vLLM's names 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from adapter.acceptance import Acceptance
-from service.engine.generation import Usage
-
-Json = dict[str, Any]
+from adapter.spelling import Spelling
+from service.engine.generation import Delta, Usage
+from service.openai_logprobs import CompletionLogprobs, Json, chat_logprobs
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Envelope:
     include_usage: bool  # of a stream; a whole answer always carries its usage
     return_token_ids: bool
     return_metrics: bool
+    spelling: Spelling | None  # of the target, where log-probabilities are asked for
 
     def body(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -66,13 +66,13 @@ class ChatReply:
 
     envelope: Envelope
 
-    def whole(self, text: str, ids: Sequence[int], finish_reason: str, usage: Usage) -> Json:
+    def whole(self, answer: Delta, usage: Usage) -> Json:
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            **self.envelope.token_ids(ids),
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer),
+            "finish_reason": answer.finish_reason,
+            **self.envelope.token_ids(answer.token_ids),
         }
         body = self.envelope.body("chat.completion", [choice])
         return body | {"usage": counts(usage)} | self.envelope.prompt_token_ids() | self.envelope.metrics(usage)
@@ -81,8 +81,9 @@ class ChatReply:
         """The chunk that says who speaks, before any text."""
         return [self._chunk({"role": "assistant", "content": ""}) | self.envelope.prompt_token_ids()]
 
-    def piece(self, text: str, ids: Sequence[int], first: bool) -> Json:
-        return self._chunk({"content": text}, self.envelope.token_ids(ids))
+    def piece(self, delta: Delta, first: bool) -> Json:
+        extra = {"logprobs": self._logprobs(delta)} | self.envelope.token_ids(delta.token_ids)
+        return self._chunk({"content": delta.text}, extra)
 
     def closing(self, finish_reason: str, usage: Usage) -> list[Json]:
         choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason}
@@ -92,25 +93,29 @@ class ChatReply:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, **(extra or {})}
         return self.envelope.body("chat.completion.chunk", [choice]) | self.envelope.unfinished_usage()
 
+    def _logprobs(self, delta: Delta) -> Json | None:
+        return None if self.envelope.spelling is None else chat_logprobs(self.envelope.spelling, delta.logprobs)
+
 
 @dataclass(frozen=True)
 class CompletionReply:
     """The answers of /v1/completions."""
 
     envelope: Envelope
+    logprobs: CompletionLogprobs = field(default_factory=CompletionLogprobs)
 
-    def whole(self, text: str, ids: Sequence[int], finish_reason: str, usage: Usage) -> Json:
-        extra = self.envelope.token_ids(ids) | self.envelope.prompt_token_ids()
-        body = self.envelope.body("text_completion", [self._choice(text, finish_reason) | extra])
+    def whole(self, answer: Delta, usage: Usage) -> Json:
+        extra = self._extra(answer) | self.envelope.prompt_token_ids()
+        body = self.envelope.body("text_completion", [self._choice(answer.text, answer.finish_reason) | extra])
         return body | {"usage": counts(usage)} | self.envelope.metrics(usage)
 
     def opening(self) -> list[Json]:
         """Nothing: a completion's stream starts with text."""
         return []
 
-    def piece(self, text: str, ids: Sequence[int], first: bool) -> Json:
-        extra = self.envelope.token_ids(ids) | (self.envelope.prompt_token_ids() if first else {})
-        chunk = self.envelope.body("text_completion", [self._choice(text, None) | extra])
+    def piece(self, delta: Delta, first: bool) -> Json:
+        extra = self._extra(delta) | (self.envelope.prompt_token_ids() if first else {})
+        chunk = self.envelope.body("text_completion", [self._choice(delta.text, None) | extra])
         return chunk | self.envelope.unfinished_usage()
 
     def closing(self, finish_reason: str, usage: Usage) -> list[Json]:
@@ -118,6 +123,10 @@ class CompletionReply:
 
     def _choice(self, text: str, finish_reason: str | None) -> Json:
         return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def _extra(self, delta: Delta) -> Json:
+        ids, spelling = self.envelope.token_ids(delta.token_ids), self.envelope.spelling
+        return ids if spelling is None else ids | {"logprobs": self.logprobs.piece(spelling, delta.logprobs)}
 
 
 def counts(usage: Usage) -> Json:

@@ -6,6 +6,10 @@ from typing import Annotated, Literal
 from fastapi import Depends, Header
 
 from adapter.policy import Policy
+from adapter.sampling import Constraint
+from adapter.spelling import Spelling
+from adapter.structured import GrammarConstraint, GrammarRefused, MinimumLength, constrain
+from adapter.target import Target
 from service.deltas import Deltas
 from service.engine.generation import Generation
 from service.openai_errors import bad_request
@@ -38,8 +42,40 @@ def labels(
 Asked = Annotated[Labels, Depends(labels)]
 
 
+def check_tokens(body: Body, target: Target) -> None:
+    """Token ids that a client names are the target's."""
+    for field, ids in (("logit_bias", map(int, body.logit_bias or ())), ("stop_token_ids", body.stop_token_ids or ())):
+        if any(token >= target.vocab_size for token in ids):
+            raise bad_request(f"{field}: token ids lie between 0 and {target.vocab_size - 1}", field)
+
+
+def grammar_constraint(body: Body, spelling: Spelling) -> GrammarConstraint | None:
+    """The form that the client wants its answer in, compiled; None for free text. Not for the event loop."""
+    if body.form is None:
+        return None
+    field, form = body.form
+    try:
+        return constrain(spelling, form.grammar())
+    except GrammarRefused as refused:
+        raise bad_request(f"{field}: {refused}", field) from refused
+
+
+def minimum_length(body: Body, target: Target) -> MinimumLength | None:
+    """What keeps the output from ending too early, if anything is to."""
+    if not body.min_tokens:
+        return None
+    ends = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else target.eos_ids)
+    return MinimumLength(body.min_tokens, ends, target.vocab_size)
+
+
 def generation(
-    request_id: str, body: Body, asked: Labels, prompt_ids: list[int], context: int, deltas: Deltas
+    request_id: str,
+    body: Body,
+    asked: Labels,
+    prompt_ids: list[int],
+    context: int,
+    deltas: Deltas,
+    constraint: Constraint | None,
 ) -> Generation:
     """The request as the engine takes it; refuses one that does not fit in `context` tokens."""
     return Generation(
@@ -54,15 +90,28 @@ def generation(
         tenant=asked.tenant,
         train=asked.train,
         draft_length=asked.draft_length,
+        logprobs=body.alternatives_wanted,
+        constraint=constraint,
+        ignore_eos=body.ignore_eos,
+        stop_token_ids=frozenset(body.stop_token_ids or ()),
     )
 
 
 def _policy(body: Body) -> Policy:
     return Policy(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_given(body.temperature, 1.0),
         top_k=max(body.top_k or 0, 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=_given(body.top_p, 1.0),
+        min_p=_given(body.min_p, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=tuple((int(token), bias) for token, bias in (body.logit_bias or {}).items()),
     )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _max_tokens(body: Body, prompt: int, context: int) -> int:

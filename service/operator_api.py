@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from service.engine.governor import Governor
 from service.guard import Guard
 from service.openai_errors import error_body
 from storage.access import OPERATOR
@@ -25,19 +26,24 @@ from storage.registry import (
     NothingToRollBackTo,
     Pointer,
     PointerMoved,
+    Quarantined,
     Registry,
     UnknownDrafter,
     UnknownVersion,
+    VersionRefused,
     WrongDrafter,
 )
 from storage.servers import Servers
+from storage.watches import Watches
 
 log = structlog.get_logger()
 REFUSALS: dict[type[Exception], int] = {
     UnknownDrafter: 404,
     UnknownVersion: 404,
     WrongDrafter: 409,
+    VersionRefused: 409,
     PointerMoved: 409,
+    Quarantined: 409,
     NothingToRollBackTo: 409,
 }
 Reason = Annotated[str, Field(min_length=1, max_length=500)]
@@ -53,6 +59,7 @@ class Order(BaseModel):
 class Promotion(Order):
     version: int = Field(ge=1)
     reason: Reason
+    quarantined: bool = False  # take the version out of quarantine, where it is in it
 
 
 class Rollback(Order):
@@ -60,7 +67,9 @@ class Rollback(Order):
     reason: Reason
 
 
-def operator_router(database: Engine, served: Callable[[], str], guard: Guard) -> APIRouter:
+def operator_router(
+    database: Engine, served: Callable[[], str], guard: Guard, governor: Governor | None = None, holdback: float = 0.0
+) -> APIRouter:
     """The routes about the drafter that this server follows; it may be attached later, so its name is asked for."""
     router = APIRouter(prefix="/redraft", dependencies=[Depends(guard)])
     registry, servers = Registry(database), Servers(database)
@@ -89,14 +98,25 @@ def operator_router(database: Engine, served: Callable[[], str], guard: Guard) -
         found = [{**asdict(s), "applied": s.generation == generation} for s in servers.live(served())]
         return {"generation": generation, "servers": found}
 
+    @router.get("/governor")
+    def decisions() -> Json:
+        """What this server's own engine does; other servers have other traffic and other machines."""
+        found = governor.decisions() if governor else []
+        return {"on": governor is not None, "decisions": [{**asdict(c), "speed_up": c.speed_up} for c in found]}
+
     @router.get("/events")
     def events(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Json:
         return {"events": registry.events(served(), limit)}
 
+    @router.get("/watch")
+    def watches(limit: Annotated[int, Query(ge=1, le=100)] = 10) -> Json:
+        return {"watches": Watches(database).recent(served(), limit)}
+
     @router.post("/promote")
     def promote(order: Promotion) -> Json:
         candidate = registry.version(served(), order.version)
-        moved = registry.promote(candidate, registry.live(served()), OPERATOR, order.reason)
+        live = registry.live(served())
+        moved = registry.promote(candidate, live, OPERATOR, order.reason, holdback, order.quarantined)
         log.info("pointer.promoted", drafter=served(), version=order.version, generation=moved.generation)
         return _pointer(moved)
 

@@ -42,7 +42,7 @@ def record_of(generation: Generation, origin: Origin) -> FeedbackRecord:
         temperature=generation.policy.temperature,
         top_p=generation.policy.top_p,
         top_k=generation.policy.top_k,
-        structured=False,
+        structured=generation.constraint is not None,
         lossless=True,
         train=generation.train,
         prompt_ids=_ids(generation, generation.prompt_ids),
@@ -53,6 +53,7 @@ def record_of(generation: Generation, origin: Origin) -> FeedbackRecord:
         time_to_first_token_ms=figures.time_to_first_token_ms,
         total_ms=figures.total_ms,
         resident_mb=resident_mb(),
+        adjusted=generation.policy.adjusts,
     )
 
 

@@ -119,13 +119,13 @@ class CausalLM(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Tensor | dict[str, Tensor] | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """Final hidden states [B, n, H] of `tokens` [B, n] (target ids) at `positions` [B, n].
 
-        mask [B, 1, n, m]: True where a token may attend to one of the m remembered and new ones. Without a
-        mask the attention is plainly causal, and right padding needs none.
+        mask: which of the m remembered and new tokens each may attend to, as in `Placement`. Without one the
+        attention is plainly causal, and right padding needs none.
         """
         out = self.decoder(
             input_ids=tokens,

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adapter.acceptance import distribution
+from adapter.acceptance import Drawn
 from adapter.drafters.protocol import DraftRow, KeyValues, Proposal
+from adapter.processing import DraftVocabulary
+from adapter.sampling import Sampler, choose, sampled_rows
 
 if TYPE_CHECKING:
     from adapter.drafters.causal_lm import CausalLM
@@ -17,41 +19,49 @@ CHUNK = 512  # tokens absorbed in one forward where a row's memory is far behind
 def propose_chain(drafter: "CausalLM", memory: KeyValues, rows: list[DraftRow]) -> Proposal:
     """Propose max(draft_length) tokens a row; row i of the batch owns slot i of `memory`.
 
-    Greedy rows take the argmax. Sampled rows draw from q = the drafter's logits under the row's own policy,
-    and that same q is returned: the ratio test needs exactly what was sampled from (osd.md 5.3).
+    Chosen as the target's tokens are (adapter/sampling), from the drafter's logits and under each row's policy.
     """
     fed = [_absorb(drafter, memory, i, row) for i, row in enumerate(rows)]
     k = max(row.draft_length for row in rows)
     starts = [len(row.pending) + row.start for row in rows]
+    samplers = [row.sampler for row in rows]
+    vocabulary = DraftVocabulary(drafter.draft_to_target, drafter.target_to_draft)
     logits = _first_step(drafter, memory, rows, fed)
-    choices, draws = [], [_Draws(row, drafter.draft_to_target, k, drafter.vocab_size) for row in rows]
+    chain = _Chain(samplers, vocabulary)
     for step in range(k):
-        chosen = logits.argmax(-1)
-        for i, row_draws in enumerate(draws):
-            row_draws.take(step, logits[i], chosen, i)
-        choices.append(drafter.draft_to_target[chosen])
+        tokens = chain.extend(logits)
         if step + 1 < k:
             place = memory.begin([start + step for start in starts], 1)
-            hidden = drafter.hidden(choices[-1][:, None], place.positions, place.mask, memory)
+            hidden = drafter.hidden(tokens[:, None], place.positions, place.mask, memory)
             logits = drafter.logits(hidden[:, -1])
-    return Proposal(torch.stack(choices, dim=1), [d.q for d in draws])
+    return chain.proposal()
 
 
-class _Draws:
-    """The sampled choices of one row, and the q [draft_length, V] that they were drawn from."""
+class _Chain:
+    """The tokens chosen so far [B, i], and what the sampled rows' were drawn from."""
 
-    def __init__(self, row: DraftRow, draft_to_target: Tensor, k: int, vocab_size: int) -> None:
-        self._row, self._draft_to_target = row, draft_to_target
-        sampled = not row.policy.greedy and row.draft_length > 0
-        self.q = torch.zeros(row.draft_length, vocab_size) if sampled else None
+    def __init__(self, samplers: list[Sampler], vocabulary: DraftVocabulary) -> None:
+        self._samplers, self._vocabulary = samplers, vocabulary
+        self._tokens = vocabulary.to_target.new_empty(len(samplers), 0)
+        self._q: list[Tensor] = []
+        self._taken: list[Tensor] = []
 
-    def take(self, step: int, logits: Tensor, chosen: Tensor, i: int) -> None:
-        """Replace the argmax at chosen[i] by a draw, where this row samples and still proposes."""
-        if self.q is None or step >= self._row.draft_length:
-            return
-        probs = distribution(logits, self._row.policy).cpu()
-        self.q[step, self._draft_to_target.cpu()] = probs
-        chosen[i] = torch.multinomial(probs, 1, generator=self._row.generator)[0]
+    def extend(self, logits: Tensor) -> Tensor:
+        """Choose the next token a row [B] from the drafter's logits [B, V_d]."""
+        chosen, q = choose(self._samplers, logits, self._tokens, self._vocabulary)
+        if q is not None:
+            self._q.append(q)
+            self._taken.append(q.gather(1, chosen[sampled_rows(self._samplers), None])[:, 0])
+        tokens = self._vocabulary.to_target[chosen]
+        self._tokens = torch.cat([self._tokens, tokens[:, None]], dim=1)
+        return tokens
+
+    def proposal(self) -> Proposal:
+        if not self._q:
+            return Proposal(self._tokens)
+        tokens = self._tokens[sampled_rows(self._samplers)]
+        q, taken = torch.stack(self._q, dim=1), torch.stack(self._taken, dim=1)
+        return Proposal(self._tokens, Drawn(tokens, q, taken, self._vocabulary.to_target))
 
 
 def _absorb(drafter: "CausalLM", memory: KeyValues, slot: int, row: DraftRow) -> int:

@@ -6,18 +6,22 @@ The engine owns the key-value slots (service/engine/slots) and lends them to the
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from adapter.policy import Policy
+from adapter.acceptance import Drawn
+from adapter.sampling import Sampler
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the next forward's tokens stand: positions [B, n], and mask [B, 1, n, end], True where it may attend."""
+    """Where the next forward's tokens stand, positions [B, n], and to which positions before `end` they may attend.
+
+    The mask [B, 1, n, end] is added to attention's scores: 0 where a token may attend. A decoder with several
+    kinds of layers has one for each, by name.
+    """
 
     positions: Tensor
-    mask: Tensor
+    mask: Tensor | dict[str, Tensor]
 
 
 class KeyValues(Protocol):
@@ -34,13 +38,12 @@ class DraftRow:
     pending: list[int]  # the sequence from `start` to its last token; never empty
     start: int  # how many tokens of the sequence the drafter's memory holds
     draft_length: int  # proposals wanted; 0 for plain decoding
-    policy: Policy
-    generator: torch.Generator | None
+    sampler: Sampler
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain a row: tokens [B, k] (target ids), and for sampled rows q [draft_length, V] that they were drawn from."""
+    """A chain a row: tokens [B, k] (target ids), and for the sampled rows among them what they were drawn from."""
 
     tokens: Tensor
-    q: list[Tensor | None]
+    drawn: Drawn | None = None

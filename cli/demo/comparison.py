@@ -1,6 +1,6 @@
 """Plain decoding, the first version and the last one, side by side on prompts that neither has seen.
 
-The three arms run in turn on the same server, with the same prompts and settings, and their requests are not
+The arms run in turn on the same server, with the same prompts and settings, and their requests are not
 trained on. The acceptance probability comes from a replay of the plain outputs, every position counted.
 """
 
@@ -30,9 +30,9 @@ class ComparisonFailed(RuntimeError):
 class Arm:
     """One arm's figures; a plain arm proposes nothing, so it has no acceptance."""
 
-    arm: str  # plain, first, last
+    arm: str  # plain, first, last, governed
     version: int | None
-    k: int
+    k: int  # at most, where governed
     acceptance_probability: float | None
     acceptance_rate: float | None
     acceptance_length: float | None
@@ -42,9 +42,12 @@ class Arm:
     prompts: int
 
 
-def measure(clients: Clients, parts: Sequence[Workload], draft_length: int) -> tuple[list[Answer], float]:
-    """Answers to the workloads' unseen prompts at one draft length, and tokens per second over all of them."""
-    headers = {**NOT_TRAINED_ON, "X-Redraft-Draft-Length": str(draft_length)}
+def measure(clients: Clients, parts: Sequence[Workload], draft_length: int | None) -> tuple[list[Answer], float]:
+    """Answers to the workloads' unseen prompts, and tokens per second over all of them.
+
+    At one draft length, or at the governor's choice (None).
+    """
+    headers = NOT_TRAINED_ON | ({} if draft_length is None else fixed(draft_length))
     began, found = time.perf_counter(), []
     for part in parts:
         results = clients.send(part.name, part.unseen, headers)
@@ -53,6 +56,11 @@ def measure(clients: Clients, parts: Sequence[Workload], draft_length: int) -> t
             raise ComparisonFailed(f"{len(failed)} requests of the comparison failed; the first: {failed[0].error}")
         found += [result for result in results if isinstance(result, Answer)]
     return found, sum(len(a.token_ids) for a in found) / (time.perf_counter() - began)
+
+
+def fixed(draft_length: int) -> dict[str, str]:
+    """The header that takes the choice of the draft length from the governor."""
+    return {"X-Redraft-Draft-Length": str(draft_length)}
 
 
 def plain_arm(found: list[Answer], speed: float) -> Arm:

@@ -1,4 +1,4 @@
-"""The demo's end: three arms on unseen prompts, with the rollback to version 1 and the way forward between them."""
+"""The demo's end: four arms on unseen prompts, with the rollback to version 1 and the way forward between them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +22,19 @@ WAIT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Finale:
-    """Plain decoding, the first and the last version, and the moves of the pointer in between."""
+    """Plain decoding, the first and the last version, the last one governed, and the moves of the pointer between."""
 
-    arms: tuple[Arm, Arm, Arm]
+    arms: tuple[Arm, Arm, Arm, Arm]
     back: Moved
     forward: Moved
     events_before: tuple[Event, ...]  # what had happened to the pointer until then
 
 
 def compare(clients: Clients, opened: Opened, parts: Sequence[Workload], environ: Mapping[str, str]) -> Finale:
-    """Measure plain decoding and the last version; go back to version 1 and measure that; go forward again."""
+    """Measure plain decoding and the last version; go back to version 1 and measure that; go forward again.
+
+    The governed arm comes last, when the governor has seen all the others' rounds.
+    """
     registry, name = opened.registry, opened.drafter.name
     events = tuple(registry.events(name, limit=1000))
     first, last = registry.version(name, 1), registry.live(name)
@@ -41,11 +44,13 @@ def compare(clients: Clients, opened: Opened, parts: Sequence[Workload], environ
     back = _moved(opened, lambda: registry.rollback(name, 1, actor(), "demo: back to version 1"))
     before, before_speed = measure(clients, parts, k)
     forward = _moved(opened, lambda: registry.promote(last, first, actor(), "demo: forward again"))
+    governed, governed_speed = measure(clients, parts, None)
     judge = _judge(opened, environ)
     arms = (
         plain_arm(plain, plain_speed),
         speculative_arm("first", first, k, before, before_speed, plain, judge),
         speculative_arm("last", last, k, after, after_speed, plain, judge),
+        speculative_arm("governed", last, k, governed, governed_speed, plain, judge),
     )
     return Finale(arms, back, forward, events)
 

@@ -65,7 +65,7 @@ def report_of(progress: Progress, finale: Finale, seconds: float) -> Report:
 
 
 def _shortfalls(progress: Progress, finale: Finale, versions: int, promoted: int) -> Iterator[str]:
-    _, first, last = finale.arms
+    _, first, last, governed = finale.arms
     if progress.failures:
         yield f"{len(progress.failures)} requests failed; the first: {progress.failures[0].error}"
     if versions < 3 or promoted < 2:
@@ -75,7 +75,7 @@ def _shortfalls(progress: Progress, finale: Finale, versions: int, promoted: int
             yield f"version {moved.version} was not acknowledged by {moved.missing or 'any server'}"
     if (last.acceptance_probability or 0.0) <= (first.acceptance_probability or 0.0):
         yield "the last version's acceptance probability is not above the first's"
-    for arm in (first, last):
+    for arm in (first, last, governed):
         if arm.identical + arm.near_ties < arm.prompts:
             yield f"{arm.prompts - arm.identical - arm.near_ties} outputs of arm {arm.arm} differ from plain decoding"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cli.demo.comparison import fixed
 from cli.demo.finale import compare
 from cli.demo.progress import Progress
 from cli.demo.prompts import Workload, workloads
@@ -14,6 +15,7 @@ from cli.demo.traffic import Clients
 from cli.demo.view import View, comparison_table
 from cli.opened import Opened
 from cli.supervisor import Stack
+from service.engine.engine import EngineConfig
 from storage.config import StorageConfig, read
 from storage.database import migrate, open_database
 from storage.jobs import Jobs
@@ -54,7 +56,8 @@ def tell(console: Console, requests: int, environ: Mapping[str, str], folder: Pa
         parts = workloads(requests, UNSEEN)
         console.print(f"{stack.url}: {requests} requests of {MAX_TOKENS} tokens, {CONCURRENCY} at a time")
         progress = Progress(opened.registry, drafter, requests)
-        _send_traffic(console, stack.url, parts, progress, lambda: _settled(opened))
+        k = read(EngineConfig, environ).draft_length
+        _send_traffic(console, stack.url, parts, k, progress, lambda: _settled(opened))
         console.print("comparing plain decoding, the first and the last version on unseen prompts")
         finale = compare(Clients(stack.url, MAX_TOKENS, COMPARED_AT_ONCE), opened, parts, environ)
         report = report_of(progress, finale, time.perf_counter() - began)
@@ -82,13 +85,22 @@ def _open(storage: StorageConfig, drafter: str) -> Opened:
 
 
 def _send_traffic(
-    console: Console, url: str, parts: tuple[Workload, ...], progress: Progress, settled: Callable[[], bool]
+    console: Console,
+    url: str,
+    parts: tuple[Workload, ...],
+    draft_length: int,
+    progress: Progress,
+    settled: Callable[[], bool],
 ) -> None:
-    """One workload after the other, and then quiet until the last update is decided."""
+    """One workload after the other, and then quiet until the last update is decided.
+
+    All requests ask for one draft length: a governor would decode plainly until the drafter is worth it, and
+    nothing of its learning would be seen.
+    """
     clients = Clients(url, MAX_TOKENS, CONCURRENCY)
     with View(console, progress, " then ".join(part.name for part in parts)):
         for part in parts:
-            clients.send(part.name, part.traffic, each=progress.add)
+            clients.send(part.name, part.traffic, fixed(draft_length), each=progress.add)
         time.sleep(NOTICE_SECONDS)
         deadline = time.monotonic() + LEARNING_SECONDS
         while not settled() and time.monotonic() < deadline:

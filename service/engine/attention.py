@@ -41,7 +41,7 @@ def shared_heads(
         )
         return stock
     side_by_side = query.reshape(batch, heads // groups, groups * width, dim)
-    mask = attention_mask.repeat(1, 1, groups, 1)
+    mask = attention_mask if width == 1 else attention_mask.repeat(1, 1, groups, 1)
     out = scaled_dot_product_attention(side_by_side, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(batch, heads, width, dim).transpose(1, 2).contiguous(), None
 

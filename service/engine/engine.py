@@ -1,7 +1,8 @@
-"""The reference serving engine: a thread that admits requests into slots and plays rounds until they finish.
+"""The reference serving engine: a thread that reads prompts into slots and plays rounds until they finish.
 
-Requests join and leave between rounds, and so do drafters: a round sees one drafter version. A fault of the
-drafter never reaches a request: the engine goes on without it, and says so.
+Requests join and leave between rounds, and so do drafters: a round sees one drafter version a request. A long
+prompt is read a piece at a time between the rounds of the others. A fault of a drafter never reaches a request:
+the engine goes on without it, and says so.
 """
 
 import threading
@@ -13,18 +14,27 @@ from time import perf_counter
 import structlog
 import torch
 
-from adapter.acceptance import distribution, draw
 from adapter.drafters.causal_lm import CausalLM
+from adapter.packing import pack
+from adapter.sampling import Sampler
 from adapter.target import Target
 from service.engine import attention
 from service.engine.accept import Outcome
+from service.engine.audit import Audit
+from service.engine.batch import Batch
+from service.engine.commit import commit, note
+from service.engine.floor import Floor, FloorConfig, Proposed
 from service.engine.generation import Delta, Generation, Row, clipped, usage
+from service.engine.governor import Governor, GovernorConfig, Played, RowClass
 from service.engine.inbox import Inbox
-from service.engine.rounds import Live, RoundResult, play, prefill
+from service.engine.memory import KvMemory, position_bytes
+from service.engine.residents import Resident, Residents
+from service.engine.rounds import RoundResult, first_token, play, read_prompt
 from service.engine.slots import Slots
 from service.engine.text import TextStream
 from storage.config import setting
-from storage.records import Round
+
+NOTHING_NEW = Delta("", ())
 
 log = structlog.get_logger()
 
@@ -41,24 +51,38 @@ class EngineConfig:
     slots: int = setting(16, "requests decoded together")
     context: int = setting(2048, "tokens of prompt and output a request may have, if the target allows as many")
     waiting: int = setting(256, "requests that may wait for a slot; further ones get HTTP 429")
-    prefill_chunk: int = setting(512, "prompt tokens in one forward")
+    prefill_chunk: int = setting(256, "prompt tokens read between two rounds")
+    kv_memory: float = setting(4.0, "GiB that keys and values may take; what needs more is refused at the start")
     teacher_top_k: int = setting(64, "target probabilities kept at a rejection position")
+    audit_share: float = setting(0.01, "share of greedy requests that are decoded again plainly and compared")
 
 
 class Engine:
     """Decodes for many clients at once. `on_finished` is called from the engine's thread and must not block."""
 
-    def __init__(self, target: Target, config: EngineConfig, on_finished: Callable[[Generation], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: EngineConfig,
+        on_finished: Callable[[Generation], None],
+        governor: GovernorConfig = GovernorConfig(),
+        floor: FloorConfig = FloorConfig(),
+    ) -> None:
+        """Raises `MemoryBound` where the slots do not fit, and `NotServed` for a target without plain attention."""
         self._target, self._config, self._on_finished = target, config, on_finished
         self.context = min(config.context, target.context)
-        self._capacity = self.context + config.draft_length + 2  # padding of a batch may stand past a row's end
+        capacity = self.context + config.draft_length + 2  # padding of a batch may stand past a row's end
         attention.install(target.model)
-        layers = target.model.config.get_text_config().num_hidden_layers
-        self._slots = Slots(layers, config.slots, self._capacity, target.device)
-        self._live = Live(0)
-        self._rows: list[Row] = []
+        self._memory = KvMemory(config.kv_memory, config.slots, capacity)
+        self._target_bytes = position_bytes(target.model.get_decoder())
+        self._memory.check("target", self._target_bytes)
+        self._slots = Slots(target.model.get_decoder(), config.slots, capacity)
+        self._residents = Residents()
+        self.floor = Floor(floor)
+        self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
-        self.drafter_faults = 0
+        self.governor = Governor(config.draft_length, governor) if governor.governor and config.draft_length else None
+        self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -72,7 +96,12 @@ class Engine:
     @property
     def live_version(self) -> int:
         """The version that proposes; 0 where there is none."""
-        return self._live.version if self._live.drafter is not None else 0
+        live = self._residents.live
+        return live.version if live.drafter is not None else 0
+
+    @property
+    def drafter_faults(self) -> int:
+        return self._residents.faults
 
     @property
     def draft_length(self) -> int:
@@ -80,7 +109,7 @@ class Engine:
 
     @property
     def running(self) -> int:
-        return len(self._rows)
+        return len(self._batch)
 
     @property
     def waiting(self) -> int:
@@ -103,146 +132,191 @@ class Engine:
         """Free a request's slot before the next round."""
         self._inbox.cancel(request_id)
 
-    def swap(self, version: int, drafter: CausalLM | None) -> "Future[int]":
-        """Replace the drafter before the next round; the future gives the version once it is in."""
-        return self._inbox.swap(version, drafter)
+    def swap(
+        self, version: int, drafter: CausalLM | None, holdback: float = 0.0, guarded: bool = False
+    ) -> "Future[int]":
+        """Replace the drafter before the next round; the future gives the version once it is in.
+
+        That share of the requests stays on the drafter that was live. A guarded one is new: where its first rounds
+        are below the floor, the engine goes back by itself. What costs time is done here, in the caller's thread.
+        Raises `MemoryBound` where the drafter's keys and values do not fit.
+        """
+        if drafter is None:
+            return self._inbox.swap(Resident(version), holdback, guarded)
+        attention.install(drafter.decoder)
+        pack(drafter)
+        taken = self._memory.needed(self._target_bytes)
+        if holdback > 0 and (before := self._residents.live.drafter) is not None:
+            taken += self._memory.needed(position_bytes(before.decoder))
+        self._memory.check(f"drafter version {version}", position_bytes(drafter.decoder), taken)
+        slots = Slots(drafter.decoder, self._memory.count, self._memory.capacity)
+        return self._inbox.swap(Resident(version, drafter, slots), holdback, guarded)
+
+    def release(self) -> "Future[int]":
+        """End the holdback before the next round: the live drafter proposes for every request."""
+        return self._inbox.swap(None)
 
     def _run(self) -> None:
         with torch.inference_mode():
-            while self._inbox.wait(busy=bool(self._rows)):
+            while self._inbox.wait(busy=len(self._batch) > 0):
                 try:
                     self._step()
                 except Exception:
-                    log.exception("engine.step_failed", rows=len(self._rows))
+                    log.exception("engine.step_failed", rows=len(self._batch))
                     self._abandon("error", "the engine failed on this request; see the server's log")
         self._abandon("cancelled", "the server is stopping")
 
     def _step(self) -> None:
         self._swap_in()
         self._drop_cancelled()
-        self._admit()
-        if self._rows:
+        self._read_prompts()
+        if self._batch.rows:
             self._round()
 
     def _swap_in(self) -> None:
         swap = self._inbox.take_swap()
         if swap is None:
             return
-        slots = None
-        if swap.drafter is not None:
-            attention.install(swap.drafter.decoder)
-            slots = Slots(swap.drafter.config.layers, self._config.slots, self._capacity, self._target.device)
-        self._live = Live(swap.version, swap.drafter, slots)
-        for row in self._rows:
-            row.drafter_length = 0
-        log.info("drafter.swapped", version=swap.version, rows=len(self._rows))
-        swap.done.set_result(swap.version)
+        if swap.resident is None:
+            self._residents.release()
+            swap.done.set_result(self._residents.live.version)
+            return
+        self.floor.swapped(swap.resident.version, self._residents.live.version, swap.guarded)
+        self._residents.swap(swap.resident, swap.holdback)
+        if self.governor is not None:
+            self.governor.rearm()
+        log.info("drafter.swapped", version=swap.resident.version, rows=len(self._batch))
+        swap.done.set_result(swap.resident.version)
 
     def _drop_cancelled(self) -> None:
         ids, waiting = self._inbox.take_cancelled()
         for generation in waiting:
             self._finish(generation, "cancelled")
-        for row in [r for r in self._rows if r.generation.request_id in ids]:
-            self._leave(row, "cancelled")
+        for row in [r for r in self._batch.all if r.generation.request_id in ids]:
+            self._leave(row, NOTHING_NEW, "cancelled")
 
-    def _admit(self) -> None:
-        while len(self._rows) < self._config.slots and (generation := self._inbox.take_request()) is not None:
-            self._join(generation)
+    def _read_prompts(self) -> None:
+        """Read prompts into free slots, in the order in which they came, a chunk of tokens in all."""
+        left = self._config.prefill_chunk
+        while left > 0 and (row := self._next_prompt()) is not None:
+            before = row.target_length
+            logits = read_prompt(self._target, self._slots, len(self._batch.rows), row, left)
+            left -= row.target_length - before
+            if logits is not None:
+                row.generation.first_token_at = perf_counter()
+                self._batch.filled()
+                self._commit(row, first_token(self._target, row, logits, self._config.teacher_top_k))
 
-    def _join(self, generation: Generation) -> None:
-        """Prefill a request's prompt and sample its first token."""
-        generator = None
-        if not generation.policy.greedy:
-            generator = torch.Generator()
-            generator.seed() if generation.seed is None else generator.manual_seed(generation.seed)
+    def _next_prompt(self) -> Row | None:
+        """The row whose prompt is being read, or the next request where a slot is free."""
+        if self._batch.has_room and (generation := self._inbox.take_request()) is not None:
+            self._batch.filling = self._row(generation)
+        return self._batch.filling
+
+    def _row(self, generation: Generation) -> Row:
+        sampler = Sampler(
+            generation.policy,
+            generation.prompt_ids,
+            generation.output_ids,
+            seed=generation.seed,
+            constraint=generation.constraint,
+        )
         text = TextStream(self._target.tokenizer, generation.stop)
-        row = Row(generation, text, generator, list(generation.prompt_ids))
-        self._rows.append(row)
-        logits = prefill(self._target, self._slots, len(self._rows) - 1, row.sequence, self._config.prefill_chunk)
-        row.target_length = len(row.sequence)
-        generation.first_token_at = perf_counter()
-        self._commit(row, [draw(distribution(logits.cpu(), generation.policy), generator)])
+        return Row(generation, text, sampler, list(generation.prompt_ids))
 
     def _round(self) -> None:
-        live, rows = self._live, list(self._rows)
-        lengths = [self._draft_length(row) if live.drafter is not None else 0 for row in rows]
+        began, rows = perf_counter(), list(self._batch.rows)
+        lengths = self._draft_lengths(rows)
+        versions = [self._residents.of(row.generation.request_id).version for row in rows]
         try:
-            result = play(self._target, self._slots, live, rows, lengths, self._config.teacher_top_k)
+            result = play(self._target, self._slots, self._residents, rows, lengths, self._config.teacher_top_k)
         except Exception:
-            if live.drafter is None:
+            asked = {version for version, length in zip(versions, lengths, strict=True) if length}
+            if not asked:
                 raise
-            # Whatever is wrong with the drafter, the text does not depend on it: go on without.
-            log.exception("drafter.failed", version=live.version)
-            self.drafter_faults += 1
-            self._live = Live(live.version)
+            # Whatever is wrong with a drafter, the text does not depend on it: go on without.
+            log.exception("drafter.failed", versions=sorted(asked))
+            self._residents.failed(asked)
             return
-        for row, outcome in zip(rows, result.outcomes, strict=True):
-            self._note(row, outcome, result, live.version)
-            self._commit(row, outcome.tokens)
+        for row, outcome, version in zip(rows, result.outcomes, versions, strict=True):
+            note(row, outcome, result, version)
+            self._commit(row, outcome)
+        self._observe(rows, result, (perf_counter() - began) * 1e3)
+        self._guard(rows, versions, result)
 
-    def _draft_length(self, row: Row) -> int:
-        wanted = self._config.draft_length if row.generation.draft_length is None else row.generation.draft_length
-        return min(wanted, self._config.draft_length, row.remaining)
+    def _guard(self, rows: list[Row], versions: list[int], result: RoundResult) -> None:
+        """Go back before the next round where a new version is below the floor."""
+        seen = zip(rows, versions, result.outcomes, strict=True)
+        played = [
+            Proposed(row.generation.request_id, row_class(row), version, outcome.proposed, outcome.accepted)
+            for row, version, outcome in seen
+            if outcome.proposed
+        ]
+        broken = self.floor.note(played)
+        if broken is not None and broken.version == self._residents.live.version:
+            log.warning("drafter.taken_back", version=broken.version, reason=broken.reason)
+            self._residents.take_back()
+            if self.governor is not None:
+                self.governor.rearm()
 
-    def _note(self, row: Row, outcome: Outcome, result: RoundResult, version: int) -> None:
-        if not outcome.proposed:
-            return
-        generation = row.generation
-        generation.rounds.append(
-            Round(
-                start=len(generation.output_ids),
-                version=version,
-                proposed=outcome.proposed,
-                accepted=outcome.accepted,
-                rejected_token=outcome.rejected_token,
-                rejected_q=outcome.rejected_q,
-                draft_ms=round(result.draft_ms, 3),
-                verify_ms=round(result.verify_ms, 3),
+    def _draft_lengths(self, rows: list[Row]) -> list[int]:
+        """How many tokens to propose a row: what it asks for itself, or the governor's choice for all others."""
+        if not any(resident.drafter for resident in self._residents.all()):
+            return [0] * len(rows)
+        most = self._config.draft_length
+        asked = [row.generation.draft_length for row in rows]
+        chosen = most
+        if self.governor is not None and None in asked:
+            chosen = self.governor.choose([row_class(row) for row in rows])
+        # The round adds a token of the target's own to what is accepted.
+        return [
+            min(chosen if own is None else own, most, row.remaining - 1) for own, row in zip(asked, rows, strict=True)
+        ]
+
+    def _observe(self, rows: list[Row], result: RoundResult, total_ms: float) -> None:
+        if self.governor is not None:
+            seen = zip(rows, result.outcomes, strict=True)
+            self.governor.observe(
+                Played(
+                    batch=len(rows),
+                    width=result.width,
+                    draft_ms=result.draft_ms,
+                    verify_ms=result.verify_ms,
+                    other_ms=total_ms - result.draft_ms - result.verify_ms,
+                    absorbed=result.absorbed,
+                    sampled=any(row.sampler.sampled for row in rows),
+                    rows=tuple((row_class(row), outcome.proposed, outcome.accepted) for row, outcome in seen),
+                )
             )
-        )
-        if outcome.teacher is not None:
-            generation.teacher.append(outcome.teacher)
 
-    def _commit(self, row: Row, tokens: list[int]) -> None:
-        """Append a round's tokens until the request ends; tell the listener."""
-        generation, text, kept = row.generation, "", []
-        for token in tokens:
-            kept.append(token)
-            generation.output_ids.append(token)
-            row.sequence.append(token)
-            text += row.text.push(token)
-            if token in self._target.eos_ids or row.text.stopped:
-                generation.finish_reason = "stop"
-            elif row.remaining == 0:
-                generation.finish_reason = "length"
-            if generation.finish_reason:
-                self._leave(row, generation.finish_reason, Delta(text + row.text.flush(), tuple(kept)))
-                return
-        self._tell(generation, Delta(text, tuple(kept)))
+    def _commit(self, row: Row, outcome: Outcome) -> None:
+        delta = commit(row, outcome.tokens, outcome.logprobs, self._target.eos_ids)
+        reason = row.generation.finish_reason
+        if reason:
+            self._leave(row, delta, reason)
+        else:
+            self._tell(row.generation, delta)
 
-    def _leave(self, row: Row, reason: str, last: Delta | None = None) -> None:
-        """Free a row's slot: the last row moves into the hole, so that live rows stay together."""
-        hole, end = self._rows.index(row), len(self._rows) - 1
-        if hole != end:
-            self._slots.move(end, hole)
-            if self._live.slots is not None:
-                self._live.slots.move(end, hole)
-        self._rows[hole] = self._rows[end]
-        self._rows.pop()
+    def _leave(self, row: Row, last: Delta, reason: str) -> None:
+        self._batch.leave(row)
         self._finish(row.generation, reason, last)
 
-    def _finish(self, generation: Generation, reason: str, last: Delta | None = None, error: str = "") -> None:
+    def _move(self, source: int, destination: int) -> None:
+        self._slots.move(source, destination)
+        self._residents.move(source, destination)
+
+    def _finish(self, generation: Generation, reason: str, last: Delta = NOTHING_NEW, error: str = "") -> None:
         generation.finish_reason = reason
         generation.finished_at = perf_counter()
         generation.rounds = clipped(generation.rounds, len(generation.output_ids))
         generation.teacher = [t for t in generation.teacher if t.position < len(generation.output_ids)]
-        last = last or Delta("", ())
-        self._on_finished(generation)
-        self._tell(generation, Delta(last.text, last.token_ids, reason, usage(generation), error))
+        if not generation.audit:
+            self._on_finished(generation)
+            self.audit.consider(generation)
+        self._tell(generation, Delta(last.text, last.token_ids, reason, usage(generation), error, last.logprobs))
 
     def _abandon(self, reason: str, error: str) -> None:
-        rows, self._rows = self._rows, []
-        for generation in [row.generation for row in rows] + self._inbox.take_all():
+        for generation in [row.generation for row in self._batch.clear()] + self._inbox.take_all():
             self._finish(generation, reason, error=error)
 
     def _tell(self, generation: Generation, delta: Delta) -> None:
@@ -250,3 +324,7 @@ class Engine:
             generation.listener(delta)
         except Exception:
             log.exception("engine.listener_failed", request_id=generation.request_id)
+
+
+def row_class(row: Row) -> RowClass:
+    return RowClass(row.generation.workload, row.generation.policy.bucket)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from adapter.policy import Policy
+from adapter.sampling import Constraint, Sampler
 from service.engine.text import TextStream
 from storage.records import Round
 
@@ -26,6 +26,15 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The target's log-probabilities at one output position: its own, temperature 1, before any processing."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens, as many as were asked for
+
+
+@dataclass(frozen=True)
 class Delta:
     """What one step of the engine added to a request; the last one has a finish reason and the usage."""
 
@@ -34,6 +43,7 @@ class Delta:
     finish_reason: str | None = None  # stop, length, cancelled, error
     usage: Usage | None = None
     error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()  # aligned with token_ids; empty unless asked for
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,12 @@ class Generation:
     workload: str = "default"
     tenant: str = "default"
     train: bool = True
-    draft_length: int | None = None  # None: the engine's; 0: plain decoding
+    draft_length: int | None = None  # None: the governor's choice; 0: plain decoding
+    logprobs: int | None = None  # likeliest alternatives to report a token; None: no log-probabilities
+    constraint: Constraint | None = None  # structured output
+    ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    audit: bool = False  # decoded for the identity audit, and for nobody else
     output_ids: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     teacher: list[TeacherRow] = field(default_factory=list)
@@ -76,10 +91,11 @@ class Row:
 
     generation: Generation
     text: TextStream
-    generator: torch.Generator | None
+    sampler: Sampler
     sequence: list[int]  # prompt and output
     target_length: int = 0  # tokens of the sequence in the target's memory; all but the last, between rounds
-    drafter_length: int = 0  # tokens of the sequence in the drafter's memory; 0 after a swap
+    drafter_length: int = 0  # tokens of the sequence in `drafter_memory`
+    drafter_memory: object = None  # the slots of the drafter that proposed last
 
     @property
     def remaining(self) -> int:

@@ -8,8 +8,10 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from adapter.drafters.causal_lm import CausalLM
 from service.engine.generation import Generation
+from service.engine.residents import Resident
+
+AUDITS = 8  # that wait at most; further ones are left out
 
 
 class Busy(RuntimeError):
@@ -18,10 +20,11 @@ class Busy(RuntimeError):
 
 @dataclass(frozen=True)
 class Swap:
-    """A drafter that is to propose from the next round on; None for plain decoding."""
+    """A drafter that is to propose from the next round on, and the share of requests that stay on the one before."""
 
-    version: int
-    drafter: CausalLM | None
+    resident: Resident | None  # None: the one that is live, for every request
+    holdback: float
+    guarded: bool  # the floor looks at its first rounds
     done: "Future[int]"
 
 
@@ -31,6 +34,7 @@ class Inbox:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._requests: deque[Generation] = deque()
+        self._audits: deque[Generation] = deque()
         self._cancelled: set[str] = set()
         self._swap: Swap | None = None
         self._stopping = False
@@ -47,16 +51,25 @@ class Inbox:
             self._requests.append(generation)
             self._changed.notify()
 
+    def submit_audit(self, generation: Generation) -> bool:
+        """Queue a request that is decoded only where no other waits; False where too many do already."""
+        with self._changed:
+            if len(self._audits) >= AUDITS or self._stopping:
+                return False
+            self._audits.append(generation)
+            self._changed.notify()
+            return True
+
     def cancel(self, request_id: str) -> None:
         with self._changed:
             self._cancelled.add(request_id)
             self._changed.notify()
 
-    def swap(self, version: int, drafter: CausalLM | None) -> "Future[int]":
+    def swap(self, resident: Resident | None, holdback: float = 0.0, guarded: bool = False) -> "Future[int]":
         """Ask for another drafter. One that was asked for and not yet taken is overtaken, and its future cancelled."""
         done: Future[int] = Future()
         with self._changed:
-            overtaken, self._swap = self._swap, Swap(version, drafter, done)
+            overtaken, self._swap = self._swap, Swap(resident, holdback, guarded, done)
             self._changed.notify()
         if overtaken is not None:
             overtaken.done.cancel()
@@ -70,17 +83,20 @@ class Inbox:
     def wait(self, busy: bool) -> bool:
         """Wait until there is something to do, at once where the engine is `busy`; False when it is to stop."""
         with self._changed:
-            while not (busy or self._requests or self._cancelled or self._swap or self._stopping):
+            while not (busy or self._requests or self._audits or self._cancelled or self._swap or self._stopping):
                 self._changed.wait()
             return not self._stopping
 
     def take_request(self) -> Generation | None:
         with self._changed:
-            return self._requests.popleft() if self._requests else None
+            waiting = self._requests or self._audits
+            return waiting.popleft() if waiting else None
 
     def take_all(self) -> list[Generation]:
         with self._changed:
-            taken, self._requests = list(self._requests), deque()
+            taken = [*self._requests, *self._audits]
+            self._requests.clear()
+            self._audits.clear()
             return taken
 
     def take_swap(self) -> Swap | None:

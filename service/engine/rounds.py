@@ -1,69 +1,53 @@
-"""One round over the live rows: propose, verify, accept. Nothing here knows of queues, text or clients."""
+"""One round over the rows that decode: propose, verify, accept. Nothing here knows of queues, text or clients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from adapter.drafters.causal_lm import CausalLM
-from adapter.drafters.protocol import DraftRow, Proposal
+from adapter.drafters.protocol import Proposal
 from adapter.target import Target
 from service.engine.accept import Outcome, accept
 from service.engine.generation import Row
+from service.engine.proposing import nothing, propose
+from service.engine.residents import Residents
 from service.engine.slots import Slots
-
-
-@dataclass(frozen=True)
-class Live:
-    """The drafter that proposes, with its own memory; without one, decoding is plain."""
-
-    version: int
-    drafter: CausalLM | None = None
-    slots: Slots | None = None
 
 
 @dataclass(frozen=True)
 class RoundResult:
     outcomes: list[Outcome]
+    width: int  # tokens proposed for the row with most; the pass was over one more for every row
     draft_ms: float
     verify_ms: float
+    absorbed: int  # earlier tokens that drafters caught up on
 
 
-def prefill(target: Target, slots: Slots, slot: int, tokens: list[int], chunk: int) -> Tensor:
-    """Fill one slot with a prompt, a chunk at a time; the logits [V] after its last token."""
-    logits = None
-    for start in range(0, len(tokens), chunk):
-        part = tokens[start : start + chunk]
-        place = slots.begin([start], len(part), first=slot)
-        logits = target.model(
-            input_ids=torch.tensor([part], device=target.device),
-            position_ids=place.positions,
-            attention_mask=place.mask,
-            cache=slots,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-    assert logits is not None, "a prompt has at least one token"
-    last: Tensor = logits[0, -1]
-    return last
+def read_prompt(target: Target, slots: Slots, slot: int, row: Row, most: int) -> Tensor | None:
+    """Read up to `most` further prompt tokens into a slot; after the last one its logits [1, 1, V]."""
+    start = row.target_length
+    part = row.sequence[start : start + most]
+    place = slots.begin([start], len(part), first=slot)
+    logits: Tensor = target.model(
+        input_ids=torch.tensor([part], device=target.device),
+        position_ids=place.positions,
+        attention_mask=place.mask,
+        cache=slots,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    row.target_length = start + len(part)
+    return logits if row.target_length == len(row.sequence) else None
 
 
-def propose(drafter: CausalLM, slots: Slots, rows: list[Row], lengths: list[int]) -> Proposal:
-    """The drafter's proposal for each row; its memory then holds the sequence and all proposals but the last."""
-    draft_rows = [
-        DraftRow(r.sequence[r.drafter_length :], r.drafter_length, k, r.generation.policy, r.generator)
-        for r, k in zip(rows, lengths, strict=True)
-    ]
-    return drafter.propose(slots, draft_rows)
+def first_token(target: Target, row: Row, logits: Tensor, top_k: int) -> Outcome:
+    """What follows a prompt: a round without a proposal, on the logits [1, 1, V] after the prompt."""
+    return accept([row], [0], nothing(target, 1), logits, top_k)[0]
 
 
-def nothing(target: Target, rows: list[Row]) -> Proposal:
-    """The proposal of plain decoding: no token for any row."""
-    return Proposal(torch.empty(len(rows), 0, dtype=torch.long, device=target.device), [None] * len(rows))
-
-
-def verify(target: Target, slots: Slots, rows: list[Row], proposal: Proposal) -> Tensor:
+def verify(target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal) -> Tensor:
     """The target's logits [B, k + 1, V] after each row's last token and after each proposed token."""
     last = torch.tensor([[r.sequence[-1]] for r in rows], device=target.device)
     tokens = torch.cat([last, proposal.tokens], dim=1)
@@ -74,18 +58,19 @@ def verify(target: Target, slots: Slots, rows: list[Row], proposal: Proposal) ->
     return logits
 
 
-def play(target: Target, slots: Slots, live: Live, rows: list[Row], lengths: list[int], top_k: int) -> RoundResult:
+def play(
+    target: Target, slots: Slots, residents: Residents, rows: list[Row], lengths: list[int], top_k: int
+) -> RoundResult:
     """Propose, verify, accept, once, and set every row's memory to what was accepted."""
     began = perf_counter()
-    proposal = nothing(target, rows)
-    if live.drafter is not None and live.slots is not None and max(lengths) > 0:
-        proposal = propose(live.drafter, live.slots, rows, lengths)
+    proposal, absorbed = propose(target, residents, rows, lengths)
     drafted = perf_counter()
     logits = verify(target, slots, rows, proposal)
     outcomes = accept(rows, lengths, proposal, logits, top_k)
+    width = proposal.tokens.shape[1]
     for row, outcome in zip(rows, outcomes, strict=True):
         known = len(row.sequence)
         row.target_length = known + outcome.accepted
-        if proposal.tokens.shape[1]:
-            row.drafter_length = known + min(outcome.accepted, proposal.tokens.shape[1] - 1)
-    return RoundResult(outcomes, (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3)
+        if outcome.proposed:
+            row.drafter_length = known + min(outcome.accepted, outcome.proposed - 1)
+    return RoundResult(outcomes, width, (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3, absorbed)

@@ -1,15 +1,19 @@
 """Key-value slots: preallocated memory of past tokens, one slot a row, with a length a row kept by the rows.
 
 A transformers `Cache`, so any decoder with standard attention runs on it. A rejection lowers a row's length
-and nothing is copied: stale entries lie at positions that no mask admits until they are written again. Live
-rows always fill the first slots, so that a forward works on views.
+and nothing is copied: stale entries lie at positions that no mask admits until they are written again. Rows
+that follow one another in the slots are read as a view; only a drafter that serves some rows of a batch copies.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from adapter.drafters.protocol import Placement
+from service.engine.reach import Reach
 
 GROWTH = 256  # positions that a slot grows by at least; memory follows the longest live request
 
@@ -35,16 +39,15 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write states [B, heads, n, dim] where `begin` said; views of all positions so far come back."""
+        """Write states [B, heads, n, dim] where `begin` said; those of all positions so far come back."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         elif self.keys.shape[2] < self.slots.reserved:
             self.keys = self._grown(self.keys, key_states)
             self.values = self._grown(self.values, value_states)
-        rows = slice(self.slots.first, self.slots.first + key_states.shape[0])
-        self._write(self.keys[rows], key_states)
-        self._write(self.values[rows], value_states)
-        return self.keys[rows, :, : self.slots.end], self.values[rows, :, : self.slots.end]
+        self._write(self.keys, key_states)
+        self._write(self.values, value_states)
+        return self.keys[self.slots.rows, :, : self.slots.end], self.values[self.slots.rows, :, : self.slots.end]
 
     def _grown(self, old: Tensor, states: Tensor) -> Tensor:
         room = self._room(states)
@@ -52,10 +55,11 @@ class SlotLayer(CacheLayerMixin):
         return room
 
     def _write(self, room: Tensor, states: Tensor) -> None:
-        if self.slots.uniform is not None:
-            room[:, :, self.slots.uniform : self.slots.uniform + states.shape[2]] = states
+        start = self.slots.uniform
+        if start is not None:
+            room[self.slots.rows, :, start : start + states.shape[2]] = states
         else:
-            room[self.slots.rows, :, self.slots.columns] = states.transpose(1, 2)
+            room[self.slots.scattered, :, self.slots.columns] = states.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.slots.end, 0
@@ -68,30 +72,49 @@ class SlotLayer(CacheLayerMixin):
 
 
 class Slots(Cache):
-    """`count` slots of up to `capacity` positions for a decoder of `layers` layers."""
+    """`count` slots of up to `capacity` positions for a transformers decoder."""
 
-    def __init__(self, layers: int, count: int, capacity: int, device: torch.device) -> None:
-        self.count, self.capacity, self.device = count, capacity, device
+    def __init__(self, decoder: Any, count: int, capacity: int) -> None:
+        """Raises `NotServed` where a layer of the decoder keeps anything but keys and values."""
+        embedding = decoder.get_input_embeddings().weight
+        self.count, self.capacity, self.device = count, capacity, embedding.device
         self.reserved = 0
-        self.first, self.end = 0, 0
+        self.end = 0
+        self.rows: slice | Tensor = slice(0, 0)  # the slots of the next forward's rows
         self.uniform: int | None = None  # the start that all rows share; then a slice is written, not a scatter
-        self.rows = self.columns = torch.empty(0, dtype=torch.long)
-        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+        self.scattered = self.columns = torch.empty(0, dtype=torch.long)
+        self._chosen: Sequence[int] = range(count)
+        self._reach = Reach(decoder.config, embedding.device, embedding.dtype)
+        super().__init__(layers=[SlotLayer(self) for _ in range(decoder.config.num_hidden_layers)])
+
+    @property
+    def position_bytes(self) -> int:
+        """Memory of one position of one slot; known after the first forward."""
+        used = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in used)
+
+    def choose(self, slots: Sequence[int]) -> None:
+        """From now on row i of a forward owns slot slots[i]."""
+        self._chosen = slots
 
     def begin(self, starts: list[int], width: int, first: int = 0) -> Placement:
-        """Make ready for a forward of `width` tokens a row, row i (slot first + i) from position starts[i] on."""
-        self.first, self.end = first, max(starts) + width
+        """Make ready for a forward of `width` tokens a row, row i from position starts[i] on.
+
+        Row i owns the slot that `choose` gave to row first + i; by default slot first + i.
+        """
+        self.end = max(starts) + width
         if self.end > self.capacity:
             raise ValueError(f"position {self.end} is past the slots' capacity of {self.capacity}")
         if self.end > self.reserved:
             self.reserved = min(self.capacity, max(self.end, self.reserved + GROWTH))
         self.uniform = starts[0] if min(starts) == max(starts) else None
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        slots = self._chosen[first : first + len(starts)]
+        self.rows = self._indices(slots)
         if self.uniform is None:
-            self.rows = torch.arange(len(starts), device=self.device)[:, None].expand(len(starts), width)
+            self.scattered = torch.tensor(list(slots), device=self.device)[:, None].expand(len(starts), width)
             self.columns = positions
-        reachable = torch.arange(self.end, device=self.device)
-        return Placement(positions, (reachable <= positions[:, :, None])[:, None])
+        return Placement(positions, self._reach.masks(positions, self.end))
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another: how the last row fills the hole that a finished row leaves."""
@@ -99,3 +122,9 @@ class Slots(Cache):
             if layer.is_initialized:
                 layer.keys[destination] = layer.keys[source]
                 layer.values[destination] = layer.values[source]
+
+    def _indices(self, slots: Sequence[int]) -> slice | Tensor:
+        """Slots as a slice where they follow one another, so that reading them is a view."""
+        if list(slots) == list(range(slots[0], slots[0] + len(slots))):
+            return slice(slots[0], slots[0] + len(slots))
+        return torch.tensor(list(slots), device=self.device)

@@ -42,10 +42,12 @@ def arm(name: str, probability: float | None, identical: int = 8, near_ties: int
     return Arm(name, None, 4, probability, 0.1, 1.4, 20.0, identical, near_ties, 8)
 
 
-def finale(*arms: Arm) -> Finale:
+def finale(first: float, last: Arm) -> Finale:
+    """A demo's end with that acceptance probability of the first version, and that arm of the last."""
+    arms = (arm("plain", None), arm("first", first), last, arm("governed", 0.3))
     moved = Moved("demo", 1, 4, ("server",), (), 120.0)
     events = tuple(Event("promote", n, n + 1, n + 1, "worker", "", None) for n in (1, 2))  # type: ignore[arg-type]
-    return Finale(arms, moved, moved, events)  # type: ignore[arg-type]
+    return Finale(arms, moved, moved, events)
 
 
 @pytest.fixture
@@ -57,26 +59,34 @@ def progress() -> Progress:
 
 
 def test_a_demo_in_which_the_drafter_did_not_learn_says_so(progress: Progress) -> None:
-    report = report_of(progress, finale(arm("plain", None), arm("first", 0.3), arm("last", 0.3)), 1.0)
+    report = report_of(
+        progress, finale(0.3, arm("last", 0.3)), 1.0
+    )
     assert "the last version's acceptance probability is not above the first's" in report.shortfalls
 
 
 def test_an_output_that_departs_without_a_near_tie_is_a_shortfall(progress: Progress) -> None:
-    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3, 6, 1)), 1.0)
+    report = report_of(
+        progress, finale(0.1, arm("last", 0.3, 6, 1)), 1.0
+    )
     assert "1 outputs of arm last differ from plain decoding" in report.shortfalls
 
 
 def test_a_failed_request_is_a_shortfall(progress: Progress) -> None:
     progress.add(Failure("humaneval", "connection refused"))
-    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3)), 1.0)
+    report = report_of(
+        progress, finale(0.1, arm("last", 0.3)), 1.0
+    )
     assert report.failed_requests == 1
     assert any("connection refused" in shortfall for shortfall in report.shortfalls)
 
 
 def test_the_report_and_the_plot_are_written(progress: Progress, tmp_path: Path) -> None:
-    report = report_of(progress, finale(arm("plain", None), arm("first", 0.1), arm("last", 0.3)), 1.0)
+    report = report_of(
+        progress, finale(0.1, arm("last", 0.3)), 1.0
+    )
     write(report, progress.answers, tmp_path)
     written = json.loads((tmp_path / "report.json").read_text())
-    assert [a["arm"] for a in written["comparison"]] == ["plain", "first", "last"]
+    assert [a["arm"] for a in written["comparison"]] == ["plain", "first", "last", "governed"]
     assert (written["promoted"], written["rollback_ms"]) == (2, 120.0)
     assert (tmp_path / "acceptance.png").read_bytes().startswith(b"\x89PNG")

@@ -29,7 +29,7 @@ from storage.servers import Servers
 from storage.stream import ADAPT, FeedbackStream
 from storage.weights import WeightsStore
 from tests.cli.test_children import until
-from tests.service.engine.oracle import ask, first_layers
+from tests.service.engine.oracle import UNGOVERNED, ask, first_layers
 from tests.storage.rows import make_drafter
 from tests.valkey_fixture import ValkeyServer
 
@@ -45,7 +45,7 @@ def served(target: Target, registry: Registry, storage: StorageConfig) -> Iterat
     metrics = Metrics()
     parts = (LiveConfig(live_poll_seconds=0.1), FeedbackConfig(), metrics)
     attached = Attachment("", "host:1", target, registry, storage, *parts)
-    engine = Engine(target, EngineConfig(draft_length=2, slots=2, context=128), attached.finished)
+    engine = Engine(target, EngineConfig(draft_length=2, slots=2, context=128), attached.finished, UNGOVERNED)
     engine.start()
     try:
         attached.start(engine)

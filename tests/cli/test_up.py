@@ -37,6 +37,7 @@ class House:
             "REDRAFT_CACHE": str(target / "cache"),
             "REDRAFT_PORT": str(self.port),
             "REDRAFT_FOLD_SECONDS": "0.5",
+            "REDRAFT_GOVERNOR": "false",
         }
         with self.output.open("wb") as output:
             command = [sys.executable, "-m", "cli", "up", "--layers", "1"]

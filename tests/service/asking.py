@@ -1,6 +1,7 @@
 """How tests ask OpenAI's API: by what name, what, and over which server."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,3 +29,20 @@ def completion(address: str, **fields: Any) -> tuple[int, dict[str, Any]]:
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0, **fields}
     status, data = call(address, "POST", "/v1/completions", body)
     return status, json.loads(data)
+
+
+def chat(address: str, headers: Mapping[str, str] | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
+    body = {"model": MODEL, "messages": CHAT, "max_tokens": 4, "temperature": 0, **fields}
+    status, data = call(address, "POST", "/v1/chat/completions", body, headers)
+    return status, json.loads(data)
+
+
+def events(address: str, path: str, **fields: Any) -> list[Any]:
+    """The events of a stream, as they stand on the wire."""
+    body = {"model": MODEL, "max_tokens": 12, "temperature": 0, "stream": True, **fields}
+    status, data = call(address, "POST", path, body)
+    assert status == 200
+    parts = data.decode().split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    assert all(part.startswith("data: ") for part in parts[:-1])
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]

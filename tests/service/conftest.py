@@ -10,7 +10,7 @@ from adapter.target import Target, TargetConfig, load
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Generation
 from tests.service.asking import openai_app
-from tests.service.engine.oracle import first_layers
+from tests.service.engine.oracle import UNGOVERNED, first_layers
 from tests.service.serving import running
 from tests.tiny import tiny_target_dir
 
@@ -34,7 +34,7 @@ def finished() -> list[Generation]:
 @pytest.fixture(scope="module")
 def decoder(tiny_target: Target, finished: list[Generation]) -> Iterator[Engine]:
     """A running engine whose drafter is version 7."""
-    engine = Engine(tiny_target, CONFIG, finished.append)
+    engine = Engine(tiny_target, CONFIG, finished.append, UNGOVERNED)
     engine.start()
     engine.swap(VERSION, first_layers(tiny_target)).result(timeout=20)
     yield engine

@@ -11,7 +11,8 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from service.live import LiveConfig, LiveFollower
+from service.engine.floor import Broken
+from service.live import LiveConfig, LiveFollower, Offer
 from storage.database import open_database
 from storage.registry import Registry, Version
 from storage.servers import Server, Servers
@@ -31,6 +32,9 @@ class Rig:
     versions: list[Version] = field(default_factory=list)  # version n at index n - 1
     loaded: list[int] = field(default_factory=list)
     swapped: list[tuple[int, str]] = field(default_factory=list)  # generation, drafter
+    offers: list[Offer[str]] = field(default_factory=list)
+    released: int = 0
+    broken: Broken | None = None  # what the engine went back from
     damaged: set[int] = field(default_factory=set)
     followers: list[LiveFollower[str]] = field(default_factory=list)
 
@@ -55,8 +59,9 @@ class Rig:
 
     def follower(self, url: str = NOWHERE, config: LiveConfig = FAST) -> LiveFollower[str]:
         follower = LiveFollower(
-            "chat", "server-1", "reference", self.registry, self.servers, self.load, self.swap, url, config
-        )
+            "chat", "server-1", "reference", self.registry, self.servers, self.load, self._offered, url, config,
+            self._release, lambda: self.broken,
+        )  # fmt: skip
         self.followers.append(follower)
         return follower
 
@@ -66,13 +71,20 @@ class Rig:
             raise ValueError("the file is damaged")
         return f"drafter {version.number}"
 
+    def _offered(self, offer: Offer[str]) -> None:
+        self.swap(offer.generation, offer.version, offer.drafter)
+        self.offers.append(offer)
+
+    def _release(self) -> None:
+        self.released += 1
+
     def swap(self, generation: int, version: Version, drafter: str) -> None:
         self.swapped.append((generation, drafter))
 
-    def promote(self, number: int) -> int:
+    def promote(self, number: int, holdback: float = 0.0) -> int:
         """The new generation."""
         live = self.registry.live("chat")
-        return self.registry.promote(self.versions[number - 1], live, "test", "because").generation
+        return self.registry.promote(self.versions[number - 1], live, "test", "because", holdback).generation
 
     def rollback(self) -> int:
         return self.registry.rollback("chat", None, "test", "because").generation

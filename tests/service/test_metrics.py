@@ -12,13 +12,15 @@ from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine
 from service.engine.generation import Delta, Generation
+from service.engine.governor import RowClass
 from service.feedback import FeedbackWriter
-from service.live import LiveFollower
+from service.live import LiveFollower, Offer
 from service.metrics import OTHER, WORKLOADS, Metrics
 from storage.registry import Registry, Version
 from storage.servers import Servers
 from tests.service.conftest import CONFIG, VERSION
-from tests.service.engine.oracle import first_layers
+from tests.service.engine.machine import Machine, governed
+from tests.service.engine.oracle import UNGOVERNED, first_layers
 from tests.storage.rows import make_drafter, make_record
 from tests.valkey_fixture import ValkeyServer
 
@@ -54,7 +56,7 @@ def decode(target: Target, engine: Engine, request_id: str, workload: str) -> Ge
 def counted(tiny_target: Target) -> Iterator[tuple[Samples, list[Generation]]]:
     """The figures after three requests of two workloads."""
     metrics = Metrics()
-    engine = Engine(tiny_target, CONFIG, metrics.finished)
+    engine = Engine(tiny_target, CONFIG, metrics.finished, UNGOVERNED)
     engine.start()
     engine.swap(VERSION, first_layers(tiny_target)).result(timeout=20)
     asked = [decode(tiny_target, engine, f"r{i}", w) for i, w in enumerate(["sql", "sql", "chat"])]
@@ -134,13 +136,42 @@ def test_the_state_of_the_parts_is_read_when_asked(engine: Database, decoder: En
     assert value(after, "requests_running") == value(after, "requests_waiting") == 0
 
 
+def test_the_governor_is_shown_with_as_many_labels_as_the_requests_have(
+    engine: Database, tiny_target: Target, valkey: ValkeyServer
+) -> None:
+    metrics, machine = Metrics(), Machine(lambda _, row_class: 0.8)
+    decoder = Engine(tiny_target, CONFIG, metrics.finished)
+    governor = decoder.governor
+    assert governor is not None
+    for i in range(WORKLOADS - 1):
+        metrics.finished(Generation(f"r{i}", [1], Policy(0.0), 1, print, workload=f"w{i}", finish_reason="cancelled"))
+    governed(machine, governor, [RowClass("sql", "greedy")] * 3, 100)
+    for i in range(3):
+        governed(machine, governor, [RowClass(f"new{i}", "greedy")] * 3, 20)
+    writer = FeedbackWriter(valkey.url, "chat")
+    metrics.watch(decoder, writer, follow(engine, valkey.url))
+    read = samples(metrics)
+    writer.close()
+    (choice,) = (c for c in governor.decisions() if c.workload == "sql")
+    labels = {"workload": "sql", "policy": "greedy", "batch": "3"}
+    assert value(read, "governor_draft_length", **labels) == choice.draft_length > 0
+    assert value(read, "governor_speed_up", **labels) == pytest.approx(choice.speed_up)
+    assert value(read, "governor_round_seconds", **labels, decoding="plain") == pytest.approx(choice.plain_ms / 1e3)
+    speculative = value(read, "governor_tokens_per_second", **labels, decoding="speculative")
+    assert speculative == pytest.approx(choice.speculative_progress * 1e3)
+    assert value(read, "governor_survival", **labels, tokens="2") == pytest.approx(choice.survival[1])
+    shown = {dict(labels)["workload"] for name, labels in read if name == "redraft_governor_draft_length"}
+    assert OTHER in shown
+    assert not {"new0", "new1", "new2"} & shown
+
+
 def follow(database: Database, redis_url: str) -> LiveFollower[None]:
     """A follower that loads nothing and swaps at once."""
 
     def load(version: Version) -> None:
         return None
 
-    def offer(generation: int, version: Version, drafter: None) -> None:
+    def offer(offered: Offer[None]) -> None:
         return None
 
     registry, servers = Registry(database), Servers(database)

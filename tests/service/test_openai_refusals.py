@@ -29,14 +29,27 @@ from tests.service.serving import call, running
         ("stop", ""),
         ("stop", ["x"] * 17),
         ("n", 2),
-        ("logprobs", 0),
-        ("logprobs", 5),
+        ("n", True),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
         ("echo", True),
         ("suffix", "tail"),
-        ("logit_bias", {"5": 1}),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("response_format", {"type": "json_object"}),
+        ("min_p", 1.1),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"100000": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"five": 1}),
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        ("min_tokens", -1),
+        ("ignore_eos", 1),
+        ("stop_token_ids", [100000]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", list(range(65))),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("guided_json", {}),
         ("prompt", []),
@@ -50,7 +63,7 @@ from tests.service.serving import call, running
 def test_what_is_not_served_is_refused_by_name(openai_address: str, field: str, value: Any) -> None:
     status, answer = completion(openai_address, **{field: value})
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert answer["error"]["param"] == field
+    assert answer["error"]["param"].split(".")[0] == field
     assert field in answer["error"]["message"] or field == "prompt"
 
 
@@ -58,11 +71,9 @@ def test_what_is_not_served_is_refused_by_name(openai_address: str, field: str, 
     ("field", "value"),
     [
         ("n", 1),
-        ("logprobs", None),
-        ("presence_penalty", 0),
-        ("frequency_penalty", 0.0),
-        ("logit_bias", {}),
-        ("response_format", {"type": "text"}),
+        ("best_of", 1),
+        ("echo", False),
+        ("skip_special_tokens", True),
         ("tools", []),
         ("user", "someone"),
         ("top_k", -1),
@@ -74,10 +85,24 @@ def test_neutral_values_of_what_is_not_served_are_taken(openai_address: str, fie
     assert status == 200
 
 
-def test_log_probabilities_may_be_declined_but_not_asked_for(client: OpenAI) -> None:
-    client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=2, logprobs=False)
-    with pytest.raises(openai.BadRequestError, match="logprobs"):
-        client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=2, logprobs=True)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 2, "stop": "x"},
+        {"min_tokens": 2, "structured_outputs": {"regex": "a"}},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        {"stream_options": {"include_usage": True}},
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_both_are_named(openai_address: str, fields: dict[str, Any]) -> None:
+    status, answer = completion(openai_address, **fields)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert all(field in answer["error"]["message"] for field in fields)
+
+
+def test_alternatives_without_log_probabilities_are_refused_as_at_openai(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is only allowed when logprobs is true"):
+        client.chat.completions.create(model=MODEL, messages=CHAT, max_tokens=2, top_logprobs=2)
 
 
 def test_an_unknown_model_is_not_found_and_the_served_one_is_named(client: OpenAI) -> None:

@@ -14,20 +14,9 @@ from openai import OpenAI
 from adapter.target import Target
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Generation
-from tests.service.asking import CHAT, MODEL, PROMPT, openai_app
+from tests.service.asking import CHAT, MODEL, PROMPT, events, openai_app
 from tests.service.engine.oracle import plain_greedy
-from tests.service.serving import call, running, until
-
-
-def events(openai_address: str, path: str, **fields: Any) -> list[Any]:
-    """The events of a stream, as they stand on the wire."""
-    body = {"model": MODEL, "max_tokens": 12, "temperature": 0, "stream": True, **fields}
-    status, data = call(openai_address, "POST", path, body)
-    assert status == 200
-    parts = data.decode().split("\n\n")
-    assert parts[-2:] == ["data: [DONE]", ""]
-    assert all(part.startswith("data: ") for part in parts[:-1])
-    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+from tests.service.serving import running, until
 
 
 def test_a_streamed_chat_has_openais_chunks(openai_address: str) -> None:

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from service import openai_errors, operator_api
+from service.engine.governor import Governor, GovernorConfig, RowClass
 from service.guard import Guard
 from service.operator_api import operator_router
 from storage.access import ensure_operator_key
@@ -18,6 +19,7 @@ from storage.history import fold
 from storage.registry import Registry
 from storage.servers import Servers
 from storage.weights import WeightsStore
+from tests.service.engine.machine import Machine, governed
 from tests.service.serving import call, running
 from tests.storage.rows import (
     make_candidate,
@@ -32,11 +34,11 @@ Ask = Callable[..., tuple[int, Any]]
 HOSTS = frozenset({"redraft.internal"})
 
 
-def app(database: Engine) -> FastAPI:
+def app(database: Engine, governor: Governor | None = None) -> FastAPI:
     app = FastAPI()
     openai_errors.install(app)
     operator_api.install(app)
-    app.include_router(operator_router(database, lambda: "chat", Guard(database, HOSTS)))
+    app.include_router(operator_router(database, lambda: "chat", Guard(database, HOSTS), governor))
     return app
 
 
@@ -158,6 +160,25 @@ def test_servers_say_whether_they_have_applied_the_newest_move(ask: Ask, engine:
     _, answer = ask("GET", "/redraft/servers")
     applied = {s["id"]: (s["applied"], s["error"]) for s in answer["servers"]}
     assert applied == {"a": (True, ""), "b": (False, "version 1: damaged")}
+
+
+def test_the_governor_says_what_it_chose_and_what_plain_decoding_would_give(engine: Engine, key: str) -> None:
+    governor = Governor(4, GovernorConfig())
+    governed(Machine(lambda _, row_class: 0.8), governor, [RowClass("sql", "greedy")] * 2, 200)
+    with running(app(engine, governor)) as address:
+        status, data = call(address, "GET", "/redraft/governor", headers={"Authorization": f"Bearer {key}"})
+        assert call(address, "GET", "/redraft/governor")[0] == 401
+    answer = json.loads(data)
+    assert (status, answer["on"]) == (200, True)
+    (decision,) = answer["decisions"]
+    assert (decision["workload"], decision["policy"], decision["batch"]) == ("sql", "greedy", 2)
+    assert decision["draft_length"] > 0
+    assert decision["speed_up"] == decision["speculative_progress"] / decision["plain_progress"] > 1.5
+    assert len(decision["survival"]) == 4
+
+
+def test_a_server_without_a_governor_says_so(ask: Ask) -> None:
+    assert ask("GET", "/redraft/governor") == (200, {"on": False, "decisions": []})
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Bearer ", "Bearer rdk_guess", "Basic {key}", "{key}"])

@@ -13,8 +13,10 @@ from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Delta, Generation, Usage
+from service.engine.governor import GovernorConfig
 
 GREEDY = Policy(temperature=0.0)
+UNGOVERNED = GovernorConfig(governor=False)
 _ids = count()
 
 
@@ -78,9 +80,12 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 24, policy: Policy 
 
 
 @contextmanager
-def running(target: Target, drafter: CausalLM | None = None, **config: int) -> Iterator[Engine]:
-    """An engine at work, with `drafter` as its version 1."""
-    engine = Engine(target, EngineConfig(**{"context": 128, "slots": 4, **config}), lambda generation: None)
+def running(
+    target: Target, drafter: CausalLM | None = None, governed: bool = False, **config: float
+) -> Iterator[Engine]:
+    """An engine at work, with `drafter` as its version 1; ungoverned, it proposes as long a chain as it may."""
+    config = {"context": 128, "slots": 4, **config}
+    engine = Engine(target, EngineConfig(**config), lambda generation: None, GovernorConfig(governor=governed))  # type: ignore[arg-type]
     engine.start()
     try:
         if drafter is not None:

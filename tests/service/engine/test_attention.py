@@ -14,7 +14,7 @@ def test_it_equals_transformers_own_attention_over_rows_of_different_lengths(tar
     found = []
     for name in (attention.STOCK, attention.NAME):
         target.model.set_attn_implementation(name)
-        slots = Slots(3, 3, 64, torch.device("cpu"))
+        slots = Slots(target.model.get_decoder(), 3, 64)
         for starts, part in (([0, 0, 0], tokens), ([9, 4, 6], tokens[:, :width])):
             place = slots.begin(starts, part.shape[1])
             with torch.inference_mode():

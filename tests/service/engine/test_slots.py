@@ -28,7 +28,7 @@ def full(target: Target, tokens: list[int]) -> torch.Tensor:
 
 @pytest.fixture
 def slots(target: Target) -> Slots:
-    return Slots(3, 4, 400, torch.device("cpu"))
+    return Slots(target.model.get_decoder(), 4, 400)
 
 
 def test_rows_of_different_lengths_in_one_forward_equal_their_own_full_forwards(target: Target, slots: Slots) -> None:
