@@ -3,13 +3,16 @@
 A row at output position t is taught through the hidden state of the token before it, so a sequence ends one
 token before its last trained position; of a long prompt only the end is kept.
 
-Beside the logged rows, at the positions where the drafter was refused, stand those that were accepted: there
-the emitted token itself is the row. Without them a student unlearns what its parent was right about, as a good
-parent's rejections show it less and less of that.
+`rejected` positions are those where the drafter was refused, as OSD is published: the logged row there, and no other.
+`verified` ones are all that were proposed up to there, and plainly decoded tokens: the logged row where there is one,
+and for greedy requests elsewhere the emitted token itself. Without them a student unlearns what its parent was right
+about, as a good parent's rejections show it less and less of that; and where the governor decodes plainly, they are
+all that there is to learn from. What was drafted after a refusal is never looked at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,8 @@ from torch import Tensor
 
 from adapter.loss import target_rows
 from storage.records import FeedbackRecord
+
+Positions = Literal["rejected", "verified"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +33,15 @@ class Example:
     at: Tensor  # int64 [R]: the indices whose hidden states are taught
     ids: Tensor  # int64 [R, K]: draft ids of the target's top K; -1 outside the draft vocabulary
     log_p: Tensor  # fp32 [R, K + 1]: the target's log-probabilities, the bucket last
-    weight: Tensor  # fp32 [R]: 1 for a logged row
+    weight: Tensor  # fp32 [R]: 1 where the drafter was refused
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Several examples, padded on the right; the rows of all of them behind one another."""
+    """Several examples, padded on the right or packed into one row; the rows of all of them behind one another."""
 
     tokens: Tensor  # int64 [B, n]
+    positions: Tensor | None  # int64 [1, n] of packed examples: each starts at 0, and sees no other
     at: Tensor  # int64 [R]: indices into the flattened [B * n]
     ids: Tensor  # int64 [R, K]
     log_p: Tensor  # fp32 [R, K + 1]
@@ -43,27 +49,34 @@ class Batch:
 
 
 def example(
-    record: FeedbackRecord, target_to_draft: Tensor, max_context: int, accepted_weight: float = 0.0
+    record: FeedbackRecord,
+    target_to_draft: Tensor,
+    max_context: int,
+    positions: Positions = "verified",
+    accepted_weight: float = 1.0,
 ) -> Example | None:
     """The record's rows and the tokens before them, on the CPU; None where it has no rows.
 
     At most `max_context` tokens of the prompt are kept, and at least one: a row at output index 0 is taught
-    through the prompt's last token.
+    through the prompt's last token. `accepted_weight` is that of a position that was not refused.
     """
-    refused, ids, log_p = _logged(record, target_to_draft)
-    accepted = _accepted(record) if accepted_weight > 0 and record.greedy else refused[:0]
-    positions = np.concatenate([refused, accepted])
-    if not len(positions):
+    logged, ids, log_p = _logged(record, target_to_draft)
+    others = _unlogged(record) if positions == "verified" and record.exact else logged[:0]
+    emitted, emitted_log_p = _emitted(record.output[others], target_to_draft)
+    at = np.concatenate([logged, others])
+    refused = np.isin(at, _refused(record))
+    weight = np.where(refused, 1.0, accepted_weight if positions == "verified" else 0.0)
+    kept = np.flatnonzero(weight > 0)
+    if not len(kept):
         return None
-    emitted, emitted_log_p = _emitted(record.output[accepted], target_to_draft)
     k = max(ids.shape[1], 1)
     prompt = record.prompt[-max(1, max_context) :]
     return Example(
-        tokens=torch.from_numpy(np.concatenate([prompt, record.output[: positions.max()]]).astype(np.int64)),
-        at=torch.from_numpy(positions.astype(np.int64)) + len(prompt) - 1,
-        ids=torch.cat([_widened(ids, k, -1), _widened(emitted, k, -1)]),
-        log_p=torch.cat([_widened(rows, k + 1, -torch.inf) for rows in (log_p, emitted_log_p)]),
-        weight=torch.tensor([1.0] * len(refused) + [accepted_weight] * len(accepted)),
+        tokens=torch.from_numpy(np.concatenate([prompt, record.output[: at[kept].max()]]).astype(np.int64)),
+        at=torch.from_numpy(at[kept].astype(np.int64)) + len(prompt) - 1,
+        ids=torch.cat([_widened(ids, k, -1), _widened(emitted, k, -1)])[kept],
+        log_p=torch.cat([_widened(rows, k + 1, -torch.inf) for rows in (log_p, emitted_log_p)])[kept],
+        weight=torch.from_numpy(weight[kept]).float(),
     )
 
 
@@ -75,14 +88,18 @@ def _logged(record: FeedbackRecord, target_to_draft: Tensor) -> tuple[npt.NDArra
     return positions, draft_ids, log_p
 
 
-def _accepted(record: FeedbackRecord) -> npt.NDArray[np.int32]:
-    """The output positions of accepted tokens that have no row of their own.
+def _refused(record: FeedbackRecord) -> list[int]:
+    """The output positions at which a proposal was refused."""
+    return [r.start + r.accepted for r in record.rounds if r.accepted < r.proposed]
 
-    Of greedy requests only: there an accepted token is the target's whole choice. A sampled one that was
-    accepted is drawn from min(p, q), so it would teach the drafter its own mistakes.
+
+def _unlogged(record: FeedbackRecord) -> npt.NDArray[np.int32]:
+    """The output positions that have no row of their own, but the first: no drafter ever proposes there.
+
+    Of greedy requests only: there each token is the target's whole choice. A sampled one that was accepted is
+    drawn from min(p, q), so it would teach the drafter its own mistakes.
     """
-    spans = [np.arange(r.start, r.start + r.accepted, dtype=np.int32) for r in record.rounds]
-    return np.setdiff1d(np.concatenate([*spans, np.array([], dtype=np.int32)]), record.teacher.arrays()[0])
+    return np.setdiff1d(np.arange(1, len(record.output), dtype=np.int32), record.teacher.arrays()[0])
 
 
 def _emitted(tokens: npt.NDArray[np.int32], target_to_draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +108,20 @@ def _emitted(tokens: npt.NDArray[np.int32], target_to_draft: Tensor) -> tuple[Te
     return ids, target_rows(torch.zeros(len(tokens), 1), torch.full((len(tokens),), -torch.inf), ids)
 
 
-def batches(examples: Sequence[Example], batch_tokens: int, generator: torch.Generator) -> Iterator[Batch]:
-    """One pass in random order; lengths in a batch are close, its padded size about `batch_tokens`."""
+def grouped(
+    examples: Sequence[Example], batch_tokens: int, generator: torch.Generator, packing: bool = False
+) -> list[list[Example]]:
+    """One pass in random order, about `batch_tokens` a group. Those to be padded are put with others of like length."""
+    return (_drawn if packing else _alike)(examples, batch_tokens, generator)
+
+
+def collated(examples: Sequence[Example], packing: bool = False) -> Batch:
+    """A group as the batch of one step."""
+    return packed(examples) if packing else padded(examples)
+
+
+def _alike(examples: Sequence[Example], batch_tokens: int, generator: torch.Generator) -> list[list[Example]]:
+    """Groups of examples whose lengths are close, in random order; the padded size counts."""
     jitter = 0.9 + 0.2 * torch.rand(len(examples), generator=generator)
     lengths = torch.tensor([len(e.tokens) for e in examples])
     groups: list[list[Example]] = [[]]
@@ -101,19 +130,46 @@ def batches(examples: Sequence[Example], batch_tokens: int, generator: torch.Gen
         if groups[-1] and widest * (len(groups[-1]) + 1) > batch_tokens:
             groups.append([])
         groups[-1].append(examples[i])
-    for i in torch.randperm(len(groups), generator=generator).tolist():
-        yield collate(groups[i])
+    return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
-def collate(examples: Sequence[Example]) -> Batch:
-    """Pad tokens with 0 (causal attention never looks to the right) and rows with absent ids."""
-    width, k = max(len(e.tokens) for e in examples), max(e.ids.shape[1] for e in examples)
+def _drawn(examples: Sequence[Example], batch_tokens: int, generator: torch.Generator) -> list[list[Example]]:
+    """Groups of examples as they are drawn at random, each filled up to the size."""
+    groups: list[list[Example]] = [[]]
+    size = 0
+    for i in torch.randperm(len(examples), generator=generator).tolist():
+        size += len(examples[i].tokens)
+        if groups[-1] and size > batch_tokens:
+            groups.append([])
+            size = len(examples[i].tokens)
+        groups[-1].append(examples[i])
+    return groups
+
+
+def padded(examples: Sequence[Example]) -> Batch:
+    """A row an example, padded with token 0 on the right, where causal attention never looks."""
+    width = max(len(e.tokens) for e in examples)
     tokens = torch.zeros(len(examples), width, dtype=torch.int64)
     for i, e in enumerate(examples):
         tokens[i, : len(e.tokens)] = e.tokens
+    return _batch(examples, tokens, None, [i * width for i in range(len(examples))])
+
+
+def packed(examples: Sequence[Example]) -> Batch:
+    """All examples in one row. transformers keeps them apart by their positions: each starts at 0 again."""
+    lengths = [len(e.tokens) for e in examples]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return _batch(examples, torch.cat([e.tokens for e in examples])[None], positions, starts)
+
+
+def _batch(examples: Sequence[Example], tokens: Tensor, positions: Tensor | None, starts: list[int]) -> Batch:
+    """The rows of the examples, whose tokens begin at these indices of the flattened ones."""
+    k = max(e.ids.shape[1] for e in examples)
     return Batch(
         tokens=tokens,
-        at=torch.cat([e.at + i * width for i, e in enumerate(examples)]),
+        positions=positions,
+        at=torch.cat([e.at + start for e, start in zip(examples, starts, strict=True)]),
         ids=torch.cat([_widened(e.ids, k, -1) for e in examples]),
         log_p=torch.cat([_widened(e.log_p, k + 1, -torch.inf) for e in examples]),
         weight=torch.cat([e.weight for e in examples]),

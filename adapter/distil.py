@@ -1,24 +1,29 @@
 """Distillation: a student from a parent drafter and the feedback of a window (OSD, arXiv 2310.07177).
 
-Forward KL from the target's logged rows, at the positions where the drafter was refused and nowhere else.
-No target is called: all that the teacher has to say is in the records. Seeded: the same parent, records and
-settings give the same weights bit for bit on one machine with the same number of threads.
+No target is called: all that the teacher has to say is in the records, as logged rows and as emitted tokens. Seeded:
+the same parent, lesson and settings give the same weights bit for bit on one machine with the same number of threads.
+
+The learning rate can follow how new a window is: it is multiplied by the parent's loss on the window divided by its
+loss on the replayed records, within a factor of `novelty_range` either way.
 """
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 
 import structlog
 import torch
-from torch import Tensor
 
-from adapter.batch import Batch, Example, batches, example
+from adapter.batch import Example, Positions, example
+from adapter.coverage import coverage
 from adapter.drafters.causal_lm import CausalLM
-from adapter.loss import drafter_rows, forward_kl
+from adapter.loss import LossName
+from adapter.moments import Moments
+from adapter.passes import NotFinite, Progress, Task, learn, mean_loss
 from storage.config import setting
-from storage.decisions import TrainingReport
+from storage.decisions import TrainingInputs, TrainingReport
 from storage.records import FeedbackRecord
 
 log = structlog.get_logger()
@@ -28,18 +33,64 @@ log = structlog.get_logger()
 class DistilConfig:
     """How a drafter learns from a window."""
 
+    loss: LossName = setting(
+        "forward_kl",
+        "loss of a position, over the target's top K and its tail: `forward_kl`, `reverse_kl`, `jsd`, "
+        "`total_variation`, `negative_log_acceptance` or `lk_hybrid`",
+    )
+    positions: Positions = setting(
+        "verified",
+        "positions that are trained on: `rejected` (those refused, as OSD is published), or `verified` (accepted and "
+        "plainly decoded ones too)",
+    )
+    accepted_weight: float = setting(
+        1.0, "weight in the loss of a verified position that was not refused, against one that was"
+    )
     learning_rate: float = setting(2e-3, "peak learning rate of AdamW")
-    epochs: int = setting(2, "passes over a window")
+    novelty_range: float = setting(
+        1.0,
+        "largest factor by which the learning rate rises where the parent's loss on a window is above that on replayed "
+        "records, and falls where it is below; 1: it stays",
+    )
+    epochs: int = setting(2, "passes over a window at most")
+    stopping_share: float = setting(
+        0.0, "share of the training requests, by hash of their id, set aside to stop at the best pass; 0: all are made"
+    )
+    patience: int = setting(1, "passes without a better loss on what is set aside that end a run")
     batch_tokens: int = setting(512, "tokens of one optimiser step, padding included")
+    packing: bool = setting(
+        False, "put sequences into one row instead of padding them; on a CPU it saves nothing, as lengths are alike"
+    )
     weight_decay: float = setting(0.01, "weight decay of AdamW")
+    carry_moments: bool = setting(False, "start from the optimiser's moments of the parent's run, and keep this one's")
     clip: float = setting(1.0, "largest norm of a step's gradient")
     warm_up: float = setting(0.1, "share of the steps in which the learning rate rises; then it falls as a cosine")
-    accepted_weight: float = setting(
-        1.0, "weight of an accepted position against a refused one in the loss; 0: refused positions alone"
-    )
     max_context: int = setting(32, "prompt tokens that training looks at, counted from the prompt's end")
-    replay_windows: int = setting(2, "earlier windows that are trained on again, so that less is forgotten")
-    seed: int = setting(0, "seed of the order of the records")
+    replay_records: int = setting(
+        100, "earlier records that are trained on again with a window, workloads in equal shares; 0: none"
+    )
+    reservoir_records: int = setting(256, "earlier records of each workload that replayed ones are drawn from")
+    reservoir_hours: float = setting(168.0, "age of a window at which its records are replayed no more")
+    seed: int = setting(0, "seed of the order of the records, and of which are replayed")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a run learns from."""
+
+    window: Sequence[FeedbackRecord]
+    replay: Sequence[FeedbackRecord] = ()  # of earlier windows
+    moments: Moments | None = None  # of the optimiser, as the parent's run left them
+    inputs: TrainingInputs | None = None  # where all of it comes from
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a run made."""
+
+    student: CausalLM
+    report: TrainingReport
+    moments: Moments  # of the optimiser at the student's weights
 
 
 class TrainingFailed(RuntimeError):
@@ -50,62 +101,86 @@ class TrainingFailed(RuntimeError):
         self.report = report
 
 
+@dataclass(frozen=True)
+class _Material:
+    """The lesson as examples."""
+
+    window: list[Example]
+    replay: list[Example]
+    set_aside: list[Example]
+
+    @property
+    def trained(self) -> list[Example]:
+        return [*self.replay, *self.window]
+
+
 @dataclass
 class _Run:
-    """How far a run has come."""
+    """What a run reports on."""
 
     config: DistilConfig
-    records: int
-    positions: int
-    began: float
-    losses: list[float]
+    lesson: Lesson
+    material: _Material
+    parent: CausalLM
+    novelty: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    began: float = field(default_factory=time.monotonic)
 
     def report(self, reason: str = "") -> TrainingReport:
         """What the registry keeps; with a reason, the run has failed. A loss that is no number becomes -1."""
-        first, last = (loss if math.isfinite(loss) else -1.0 for loss in self._ends())
+        steps, covered = self.progress.losses, coverage(self.lesson.window, self.parent.target_to_draft)
+        first, last = _ends(steps)
         return TrainingReport(
             seed=self.config.seed,
             config=asdict(self.config),
-            records=self.records,
-            positions=self.positions,
-            steps=len(self.losses),
-            first_loss=first,
-            last_loss=last,
+            records=len(self.lesson.replay) + len(self.lesson.window),
+            positions=sum(len(e.at) for e in self.material.trained),
+            steps=len(steps),
+            first_loss=_finite(first),
+            last_loss=_finite(last),
             seconds=time.monotonic() - self.began,
             outcome="failed" if reason else "trained",
             reason=reason,
+            inputs=self.lesson.inputs,
+            replayed=len(self.lesson.replay),
+            passes=self.progress.passes,
+            set_aside_losses=tuple(map(_finite, self.progress.set_aside)),
+            novelty=self.novelty,
+            mass_covered=covered.mass,
+            tokens_covered=covered.tokens,
         )
-
-    def _ends(self) -> tuple[float, float]:
-        """Mean loss of the first and of the last tenth of the steps."""
-        n = max(1, len(self.losses) // 10)
-        first, last = self.losses[:n], self.losses[-n:]
-        return (sum(first) / n, sum(last) / n) if self.losses else (0.0, 0.0)
 
 
 def distil(
     parent: CausalLM,
-    training: Sequence[FeedbackRecord],
+    lesson: Lesson,
     config: DistilConfig,
     should_stop: Callable[[], None] = lambda: None,
-) -> tuple[CausalLM, TrainingReport]:
-    """A student that starts as a copy of `parent` and has learnt from the records' teacher rows.
+) -> Distilled:
+    """A student that starts as a copy of `parent` and has learnt from the lesson's records.
 
     `should_stop` is called before every step and ends the run by raising (a lost lease). Raises
     `TrainingFailed` where there is nothing to learn from, or a loss, gradient or weight is not finite.
     """
-    examples = _examples(parent, training, config)
-    positions = sum(len(e.at) for e in examples)
-    run = _Run(config, len(training), positions, time.monotonic(), [])
-    if not examples:
-        raise TrainingFailed(run.report("no record has teacher rows: nothing was refused, or teacher_top_k is 0"))
+    run = _Run(config, lesson, _material(parent, lesson, config), parent)
+    if not run.material.trained:
+        raise TrainingFailed(run.report(f"no record has {config.positions} positions to learn from: {NOTHING}"))
+    run.novelty = _novelty(parent, run.material, config)
+    peak = config.learning_rate * _factor(run.novelty, config)
+    task = Task(run.material.trained, run.material.set_aside, peak, lesson.moments)
     student = copy_of(parent)
-    _train(student, examples, run, should_stop)
-    if not all(bool(torch.isfinite(weight).all()) for weight in student.trainable()):
-        raise TrainingFailed(run.report(f"weights are not finite after {len(run.losses)} steps"))
+    try:
+        moments = learn(student, task, config, run.progress, should_stop)
+    except NotFinite as problem:
+        raise TrainingFailed(run.report(str(problem))) from problem
     report = run.report()
-    log.info("distil.done", positions=positions, steps=report.steps, seconds=round(report.seconds, 1))
-    return student, report
+    if not all(bool(torch.isfinite(weight).all()) for weight in student.trainable()):
+        raise TrainingFailed(run.report(f"weights are not finite after {report.steps} steps"))
+    log.info("distil.done", positions=report.positions, steps=report.steps, seconds=round(report.seconds, 1))
+    return Distilled(student, report, moments)
+
+
+NOTHING = "nothing was refused, no rows were logged (REDRAFT_TEACHER_TOP_K), or all of it is set aside"
 
 
 def copy_of(drafter: CausalLM) -> CausalLM:
@@ -115,45 +190,45 @@ def copy_of(drafter: CausalLM) -> CausalLM:
     return twin
 
 
-def _examples(parent: CausalLM, training: Sequence[FeedbackRecord], config: DistilConfig) -> list[Example]:
+def is_set_aside(request_id: str, share: float) -> bool:
+    """Whether a training request is kept from training, for early stopping: a fixed property of its id.
+
+    Another hash than the holdout's, which has taken its own share before.
+    """
+    return int.from_bytes(sha256(f"stopping/{request_id}".encode()).digest()[:8]) < share * 2**64
+
+
+def _material(parent: CausalLM, lesson: Lesson, config: DistilConfig) -> _Material:
     target_to_draft = parent.target_to_draft.cpu()
-    found = (example(record, target_to_draft, config.max_context, config.accepted_weight) for record in training)
-    return [e for e in found if e is not None]
+    material = _Material([], [], [])
+    for part, records in ((material.replay, lesson.replay), (material.window, lesson.window)):
+        for record in records:
+            made = example(record, target_to_draft, config.max_context, config.positions, config.accepted_weight)
+            if made is not None:
+                (material.set_aside if is_set_aside(record.request_id, config.stopping_share) else part).append(made)
+    return material
 
 
-def _train(student: CausalLM, examples: list[Example], run: _Run, should_stop: Callable[[], None]) -> None:
-    """All passes; one optimiser step a batch."""
-    config = run.config
-    generator = torch.Generator().manual_seed(config.seed)
-    plan = [b for _ in range(config.epochs) for b in batches(examples, config.batch_tokens, generator)]
-    weights = student.trainable()
-    optimiser = torch.optim.AdamW(weights, lr=config.learning_rate, weight_decay=config.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step, len(plan), config.warm_up))
-    for batch in plan:
-        should_stop()
-        optimiser.zero_grad(set_to_none=True)
-        loss = batch_loss(student, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(weights, config.clip)
-        run.losses.append(loss.item())
-        if not (math.isfinite(run.losses[-1]) and bool(torch.isfinite(norm))):
-            raise TrainingFailed(run.report(f"loss or gradient is not finite at step {len(run.losses)}"))
-        optimiser.step()
-        schedule.step()
+def _novelty(parent: CausalLM, material: _Material, config: DistilConfig) -> float | None:
+    """The parent's loss on the window divided by its loss on replayed records; None where it is not asked for."""
+    if config.novelty_range <= 1 or not material.window or not material.replay:
+        return None
+    new, old = (mean_loss(parent, examples, config.loss) for examples in (material.window, material.replay))
+    return new / old if old > 0 and math.isfinite(new / old) else None
 
 
-def batch_loss(drafter: CausalLM, batch: Batch) -> Tensor:
-    """Weighted mean loss over the batch's rows; the head is computed at the taught positions only."""
-    device = drafter.head.weight.device
-    hidden = drafter.hidden(batch.tokens.to(device)).flatten(0, 1).index_select(0, batch.at.to(device))
-    log_q = drafter_rows(drafter.logits(hidden), batch.ids.to(device))
-    weight = batch.weight.to(device)
-    return (forward_kl(batch.log_p.to(device), log_q) * weight).sum() / weight.sum()
+def _factor(novelty: float | None, config: DistilConfig) -> float:
+    """What the learning rate is multiplied by."""
+    if novelty is None:
+        return 1.0
+    return min(max(novelty, 1 / config.novelty_range), config.novelty_range)
 
 
-def rate(step: int, steps: int, warm_up: float) -> float:
-    """Share of the peak learning rate at `step` of `steps`: a linear rise, then half a cosine down."""
-    rise = max(1, round(steps * warm_up))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+def _ends(losses: Sequence[float]) -> tuple[float, float]:
+    """Mean loss of the first and of the last tenth of the steps."""
+    n = max(1, len(losses) // 10)
+    return (sum(losses[:n]) / n, sum(losses[-n:]) / n) if losses else (0.0, 0.0)
+
+
+def _finite(loss: float) -> float:
+    return loss if math.isfinite(loss) else -1.0

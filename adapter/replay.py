@@ -7,7 +7,7 @@ Sampled requests: the drafter's overlap with the target's logged rows (temperatu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,24 +47,33 @@ def evaluate(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Evaluation:
-    """Both drafters on the same requests: paired, by workload and policy, and over all.
-
-    The interval of each gain is a request-level bootstrap's: positions of one request are alike, so
-    requests are drawn again, not positions. Lengths are of greedy requests (1.0 where there are none).
-    """
+    """Both drafters on the same requests: see `scored`."""
     pairs = [pair for record in holdout if (pair := compare(candidate, parent, record, k)) is not None]
-    groups = sorted({(pair.workload, pair.policy) for pair in pairs})
-    scores = tuple(
-        _score(*group, [p for p in pairs if (p.workload, p.policy) == group], confidence, seed) for group in groups
-    )
-    policies = {policy for _, policy in groups}
-    overall = _score("all", policies.pop() if len(policies) == 1 else "all", pairs, confidence, seed)
-    return Evaluation(k=k, requests=len(pairs), scores=scores, overall=overall)
+    return scored(pairs, k, confidence, seed)
+
+
+def scored(pairs: Sequence[Paired], k: int, confidence: float = 0.95, seed: int = 0) -> Evaluation:
+    """Paired requests by workload and policy, and over all workloads of the policy that most requests have.
+
+    Greedy and sampled requests are never mixed: their figures are different measurements. Over all workloads each
+    one counts by its requests, however long they are. The interval of each gain is a request-level bootstrap's:
+    positions of one request are alike, so requests are drawn again, not positions. Lengths are of greedy requests
+    (1.0 where there are none).
+    """
+    groups: dict[tuple[str, str], list[Paired]] = {}
+    for pair in pairs:
+        groups.setdefault((pair.workload, pair.policy), []).append(pair)
+    scores = tuple(_score(*group, groups[group], confidence, seed) for group in sorted(groups))
+    leading = max(("greedy", "sampled"), key=lambda policy: sum(pair.policy == policy for pair in pairs))
+    chosen = [pair for (_, policy), found in sorted(groups.items()) if policy == leading for pair in _levelled(found)]
+    return Evaluation(k, len(pairs), scores, _score("all", leading, chosen, confidence, seed))
 
 
 def compare(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord, k: int) -> Paired | None:
     """Both drafters on one request; None where nothing of it can be scored."""
-    return _greedy(candidate, parent, record, k) if record.greedy else _sampled(candidate, parent, record)
+    if record.greedy:  # a greedy answer under penalties, a bias or a grammar is not what the rows' own argmax says
+        return _greedy(candidate, parent, record, k) if record.exact else None
+    return _sampled(candidate, parent, record)
 
 
 @torch.inference_mode()
@@ -141,18 +150,35 @@ def _sampled(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord) -> P
 
 
 def _weights(record: FeedbackRecord, parent: Floats) -> Floats:
-    """The weight [R] of each teacher row.
+    """How many positions each teacher row [R] stands for.
 
     Rows logged at rejections only are a biased sample: a position is in it with its rejection probability,
     1 - overlap, so it stands for 1 / (1 - overlap) verified ones (Horvitz-Thompson). Unweighted, a parent
-    would be judged by the positions where it did badly, and any other drafter would look better. Rows
-    logged at every verified position count alike.
+    would be judged by the positions where it did badly, and any other drafter would look better. Rows at
+    tokens that were decoded plainly stand for all of those alike. Rows logged at every verified position
+    count one each.
     """
     positions = record.teacher.arrays()[0]
-    refused = {r.start + r.accepted for r in record.rounds if r.accepted < r.proposed}
-    if not set(positions.tolist()) <= refused:
+    refused = np.isin(positions, [r.start + r.accepted for r in record.rounds if r.accepted < r.proposed])
+    plain = np.setdiff1d(np.arange(len(record.output)), _in_rounds(record))
+    rows_of_plain = np.isin(positions, plain)
+    if not (refused | rows_of_plain).all():
         return np.ones(len(positions))
-    return np.minimum(1.0 / np.maximum(1.0 - parent, 1e-9), HEAVIEST)
+    each = len(plain) / max(1, int(rows_of_plain.sum()))
+    return np.where(rows_of_plain, each, np.minimum(1.0 / np.maximum(1.0 - parent, 1e-9), HEAVIEST))
+
+
+def _in_rounds(record: FeedbackRecord) -> npt.NDArray[np.int64]:
+    """The output positions that rounds with a proposal committed, the next tokens among them."""
+    spans = [np.arange(r.start, r.start + r.accepted + 1) for r in record.rounds]
+    return np.concatenate([*spans, np.array([], dtype=np.int64)])
+
+
+def _levelled(group: Sequence[Paired]) -> list[Paired]:
+    """A workload's requests with weights that sum to their number, so that long answers count no more."""
+    total = sum(pair.weight for pair in group)
+    level = len(group) / total if total > 0 else 0.0
+    return [replace(p, weight=p.weight * level, parent=p.parent * level, candidate=p.candidate * level) for p in group]
 
 
 def _score(workload: str, policy: str, pairs: Sequence[Paired], confidence: float, seed: int) -> WorkloadScore:

@@ -42,10 +42,17 @@ class Versions:
 
     def save(self, drafter: CausalLM) -> Blob:
         """Store a drafter's own tensors; the digest names them from now on."""
+        return self.put(self.packed(drafter))
+
+    def put(self, packed: bytes) -> Blob:
+        return self._store.put(packed)
+
+    def packed(self, drafter: CausalLM) -> bytes:
+        """A drafter's own tensors as the file that `save` stores: equal drafters give equal bytes."""
         tensors = {name: _plain(tensor) for name, tensor in drafter.own_tensors().items()}
         self._check(tensors, drafter)
         metadata = json.dumps(self._metadata(drafter.config), sort_keys=True)
-        return self._store.put(serialise(tensors, {METADATA: metadata}))
+        return serialise(tensors, {METADATA: metadata})
 
     def load(self, version: Version, drafter: Drafter) -> CausalLM:
         """The drafter that `version` is. Raises `WeightsRefused`, or the store's `BlobDamaged`."""

@@ -16,8 +16,9 @@ from adapter.target import Target
 from adapter.versions import Versions
 from service.engine.engine import Engine
 from service.engine.generation import Generation
+from service.engine.memory import MemoryBound
 from service.feedback import FeedbackConfig, FeedbackWriter
-from service.live import LiveConfig, LiveFollower
+from service.live import LiveConfig, LiveFollower, Offer
 from service.metrics import Metrics
 from service.recording import SOURCE, Origin, record_of
 from storage.config import StorageConfig
@@ -140,8 +141,8 @@ class Attachment:
         def load(version: Version) -> CausalLM:
             return warmed_up(self._versions.load(version, drafter))
 
-        def offer(generation: int, version: Version, loaded: CausalLM) -> None:
-            engine.swap(version.number, loaded).result(SWAP_SECONDS)
+        def release() -> None:
+            engine.release().result(SWAP_SECONDS)
 
         return LiveFollower(
             drafter.name,
@@ -150,10 +151,25 @@ class Attachment:
             self._registry,
             Servers(self._registry.engine),
             load,
-            offer,
+            lambda offered: take(engine, offered),
             self._storage.stream_url,
             self._live,
+            release,
+            lambda: engine.floor.broken,
         )
+
+
+def take(engine: Engine, offered: Offer[CausalLM]) -> None:
+    """Swap; where there is no memory for two drafters, the new one serves every request."""
+    number, drafter = offered.version.number, offered.drafter
+    try:
+        swapped = engine.swap(number, drafter, offered.holdback, offered.guarded)
+    except MemoryBound as full:
+        if offered.holdback == 0.0:
+            raise
+        log.warning("live.no_holdback", version=number, reason=str(full))
+        swapped = engine.swap(number, drafter, guarded=offered.guarded)
+    swapped.result(SWAP_SECONDS)
 
 
 @torch.inference_mode()

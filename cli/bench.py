@@ -1,30 +1,24 @@
-"""`redraft bench`: what decoding, feedback and serving cost on this machine, measured and written down."""
+"""`redraft bench`: what decoding, feedback, serving and learning come to on this machine, measured and written down."""
 
-import json as json_module
-import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
-from cli import logs
+from cli.bench_adapt import adapt, grid
+from cli.bench_input import FileOption, TokensOption, numbers, prepare, texts_of
 from cli.bench_tables import show_decode, show_feedback, show_soak
 from cli.init import SAMPLE_PROMPTS, read_prompts
 from cli.opened import DrafterOption
-from cli.output import CommandError, fail, plain, say
-from cli.settings import settings, warn_unknown
+from cli.output import CommandError, as_json, fail, say, write
+from cli.settings import settings
 from cli.subject import load_subject
-from service.engine.heap import settle
-
-T = TypeVar("T", int, float)
 
 app = typer.Typer(name="bench", help="Measure decoding, feedback and serving on this machine.", no_args_is_help=True)
 
 BatchOption = Annotated[str, typer.Option("--batch", help="requests in flight, separated by commas")]
-FileOption = Annotated[Path | None, typer.Option("--json", help="file to write all figures to")]
-TokensOption = Annotated[int, typer.Option(help="output tokens of a request at most", min=2)]
 RepeatsOption = Annotated[int, typer.Option(help="runs of each arm, in turn; figures are medians", min=1)]
 RequestsOption = Annotated[int, typer.Option(help="prompts of a workload, evenly spread over its file", min=1)]
 VersionOption = Annotated[int | None, typer.Option("--version", help="version of the drafter; default: the live one")]
@@ -52,8 +46,8 @@ def decode(
     ks, batches = numbers("--k", k, int, 1), numbers("--batch", batch, int, 1)
     temperatures = numbers("--temperature", temperature, float, 0.0)
     _check_filled(requests, batches)
-    texts = _texts([*workload, *(more or [])])
-    _prepare()
+    texts = texts_of([*workload, *(more or [])])
+    prepare()
     subject = load_subject(drafter, version, random_weights)
     from benchmarks.decode import DecodeSettings, measure
     from benchmarks.page import page
@@ -68,9 +62,9 @@ def decode(
         target, subject.drafter, settings(EngineConfig), settings(GovernorConfig), workloads, measured, say
     )
     show_decode(report.rows)
-    _write(json, as_json(report.as_json()))
+    write(json, as_json(report.as_json()))
     if html is not None:
-        _write(html, page(report))
+        write(html, page(report))
 
 
 @app.command()
@@ -89,7 +83,7 @@ def feedback(
     batches = numbers("--batch", batch, int, 1)
     _check_filled(requests, batches)
     texts = read_prompts(workload)
-    _prepare()
+    prepare()
     subject = load_subject(drafter, version)
     from benchmarks.feedback import FeedbackSettings, measure
     from benchmarks.workload import workload as prepared
@@ -103,7 +97,7 @@ def feedback(
         redis = stack.enter_context(start_valkey(folder / "v.sock", folder / "valkey"))
         report = measure(target, subject.drafter, settings(EngineConfig), prompts, asked, redis.url, say)
     show_feedback(report.rows)
-    _write(json, as_json(report.as_json()))
+    write(json, as_json(report.as_json()))
 
 
 @app.command()
@@ -119,7 +113,7 @@ def soak(
     texts = read_prompts(prompts)
     if url and not url.startswith("http://"):
         raise CommandError(f"--url {url}: only http:// addresses, such as http://127.0.0.1:8765")
-    _prepare()
+    prepare()
     from benchmarks.soak import SoakSettings
     from benchmarks.soak import soak as run
     from cli.own_server import own_server
@@ -129,36 +123,11 @@ def soak(
         asked = SoakSettings(own.url if own else url.rstrip("/"), clients, seconds, max_tokens)
         report = run(asked, texts, own.resident_mb if own else None, say)
     show_soak(report)
-    _write(json, as_json(report.as_json()))
+    write(json, as_json(report.as_json()))
     for shortfall in report.shortfalls:
         fail(shortfall)
     if report.shortfalls:
         raise typer.Exit(1)
-
-
-def numbers(option: str, text: str, kind: type[T], least: T) -> tuple[T, ...]:
-    """The numbers of a comma-separated option, each once; raises `CommandError` naming what is no such number."""
-    found = []
-    for part in text.split(","):
-        try:
-            found.append(kind(part))
-        except ValueError as error:
-            raise CommandError(f"{option} {text!r}: {part.strip()!r} is no number; write for example 1,2,4") from error
-        if not found[-1] >= least:
-            raise CommandError(f"{option} {text!r}: {part.strip()} is below {least}")
-    return tuple(dict.fromkeys(found))
-
-
-def as_json(value: Any) -> str:
-    return json_module.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
-
-
-def _texts(files: list[Path]) -> dict[str, list[str]]:
-    """The prompts of each workload, by the name of its file."""
-    texts = {path.stem: read_prompts(path) for path in files}
-    if len(texts) < len(files):
-        raise CommandError("two --workload files have one name: rename one, as rows are told apart by it")
-    return texts
 
 
 def _check_filled(requests: int, batches: tuple[int, ...]) -> None:
@@ -166,15 +135,5 @@ def _check_filled(requests: int, batches: tuple[int, ...]) -> None:
         raise CommandError(f"--requests {requests} does not fill a batch of {max(batches)}: ask for as many or more")
 
 
-def _prepare() -> None:
-    """A process that decodes as a server's does. Only what goes wrong is logged: the output is the table."""
-    settle(os.environ)
-    logs.configure(logs.LogConfig(log_level="WARNING"))
-    warn_unknown()
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        say(f"wrote {path}")
+app.command()(adapt)
+app.command()(grid)

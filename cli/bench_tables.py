@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cli.output import figure, pairs, say, table
+from cli.output import figure, number_or_dash, pairs, say, table
 
 if TYPE_CHECKING:
+    from benchmarks.curve import Row as LearnedRow
     from benchmarks.feedback import FeedbackRow
     from benchmarks.figures import Row
+    from benchmarks.grid import Cell, GridReport
     from benchmarks.soak import SoakReport
 
 FIGURES = {  # by column: the row's figure and its digits
@@ -86,3 +88,49 @@ def show_soak(report: "SoakReport") -> None:
         )
         lines.append(("resident memory", f"{sizes}; {memory.slope_per_minute:+.1f} MB a minute"))
     pairs(f"{report.settings.clients} clients for {report.settings.seconds:g} s", lines)
+
+
+def show_adapt(rows: "Sequence[LearnedRow]") -> None:
+    """A table for each workload, in the order of the shifts."""
+    columns = ("arm", "ceiling", "start", "end", "to 90 %", "forgotten", "length", "updates", "promoted", "training s")
+    workloads = list(dict.fromkeys(row.workload for row in rows))
+    for workload in workloads:
+        lines = [
+            (
+                row.arm,
+                figure(row.ceiling),
+                figure(row.start),
+                figure(row.end),
+                "never"
+                if row.ceiling is not None and row.requests_to_90 is None
+                else number_or_dash(row.requests_to_90),
+                figure(row.forgotten),
+                f"{figure(row.start_length, 2)} -> {figure(row.end_length, 2)}",
+                str(row.updates),
+                str(row.promotions),
+                figure(row.training_seconds, 1),
+            )
+            for row in rows
+            if row.workload == workload
+        ]
+        table(f"\n{workload}", columns, lines, right=columns[1:])
+    say(
+        "\nceiling, start, end, forgotten: acceptance probability; to 90 %: requests after the shift until it stays at "
+        "or above 90 % of the ceiling; length: of acceptance, from the start to the end of the segment"
+    )
+
+
+def show_grid(report: "GridReport") -> None:
+    """Losses and positions against workloads: acceptance probability on held-out requests, the best with a star."""
+    workloads = list(dict.fromkeys(row.workload for row in report.rows))
+    cells = {(f"{row.loss}/{row.positions}", row.workload): row for row in report.rows}
+    ways = list(dict.fromkeys(way for way, _ in cells))
+    lines = [("version 1", *(figure(cells[ways[0], workload].before) for workload in workloads))]
+    for way in ways:
+        lines.append((way, *(_grid_cell(cells[way, w], report.winners[w] == way) for w in workloads)))
+    table("acceptance probability on held-out requests", ("loss/positions", *workloads), lines, right=workloads)
+    say(f"best over all workloads: {report.winners['all']}")
+
+
+def _grid_cell(cell: "Cell", best: bool) -> str:
+    return "failed" if cell.failed else figure(cell.probability) + (" *" if best else "  ")

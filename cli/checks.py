@@ -36,6 +36,7 @@ MENDING = {
     "Redis": "start it (`redraft up` does), or set REDRAFT_REDIS_URL",
     "weights store": "make the folder writable, or set REDRAFT_WEIGHTS",
     "stored weights": "restore the files from a backup, or roll back to a whole version (`redraft rollback --to N`)",
+    "purges": "run `redraft purge --tenant T` again, or start `redraft housekeeper`, which goes on with it",
     "drafter": "make one with `redraft init NAME`, or set REDRAFT_DRAFTER",
     "servers": "start `redraft serve`, or read its log",
     "worker": "start what is missing: `redraft trainer`, `redraft housekeeper`, `redraft beat`",
@@ -94,6 +95,7 @@ class Checks:
             Look("Redis", self.look_at_redis, mend["Redis"], ("settings",)),
             Look("weights store", self.look_at_store, mend["weights store"], ("settings",)),
             Look("stored weights", self.look_at_blobs, mend["stored weights"], ("database", "weights store")),
+            Look("purges", self.look_at_purges, mend["purges"], ("database",)),
             Look("drafter", self.look_at_drafter, mend["drafter"], ("database", "target")),
             Look("servers", self.look_at_servers, mend["servers"], ("drafter",)),
             Look("worker", self.look_at_worker, mend["worker"], ("database",)),
@@ -148,13 +150,25 @@ class Checks:
         versions = [(d.name, s) for d in drafters for s in self.registry.versions(d.name)]
         damaged = []
         for name, summary in versions:
+            if summary.weights_deleted:
+                continue
             try:
                 self.weights.get(summary.version.weights_sha256)
             except BlobDamaged as error:
                 damaged.append(f"version {summary.version.number} of {name} ({summary.state}): {error}")
         if damaged:
             raise CommandError("; ".join(damaged))
-        return f"the files of {len(versions)} versions are whole"
+        kept = sum(not summary.weights_deleted for _, summary in versions)
+        return f"the files of {kept} versions are whole" + (
+            f"; {len(versions) - kept} were deleted for their age" if kept < len(versions) else ""
+        )
+
+    def look_at_purges(self) -> str:
+        from storage.purge import unfinished
+
+        if begun := unfinished(self.database):
+            raise CommandError("; ".join(f"that of tenant {p.tenant}, begun {p.started_at:%F %T}" for p in begun))
+        return "none is unfinished"
 
     def look_at_drafter(self) -> str:
         live = self.registry.live(self.drafter.name)

@@ -6,7 +6,7 @@ a warm-up learns from. Nothing is registered before the weights are stored and c
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,10 +74,7 @@ def make(plan: Plan) -> None:
     _check_name(registry, plan.name)
     target = load(settings(TargetConfig))
     embedding = load_embedding(target.files).to(target.device)
-    answers = _answers(target, texts)
-    drafter = _with_fp32_embedding(_first(plan, target, answers), embedding)
-    if plan.warm_up:
-        drafter = _warmed_up(drafter, answers)
+    drafter = first_drafter(plan, target, embedding, texts)
     store = WeightsStore(settings(StorageConfig).weights_folder)
     blob = Versions(store, target.files, embedding).save(drafter)
     files, config = target.files, drafter.config.to_dict()
@@ -88,6 +85,13 @@ def make(plan: Plan) -> None:
         f"drafter {plan.name} is made for target {files.name}: version 1 is live "
         f"({drafter.config.layers} layers, {drafter.config.draft_vocab} draft tokens, {size(blob.size)})"
     )
+
+
+def first_drafter(plan: Plan, target: "Target", embedding: "Tensor", texts: Sequence[str]) -> "CausalLM":
+    """Version 1 as planned, around the target's `embedding` [V, H] in fp32."""
+    answers = _answers(target, texts)
+    drafter = _with_fp32_embedding(_first(plan, target, answers), embedding)
+    return _warmed_up(drafter, answers) if plan.warm_up else drafter
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -174,8 +178,9 @@ def _with_fp32_embedding(drafter: "CausalLM", embedding: "Tensor") -> "CausalLM"
 
 
 def _warmed_up(drafter: "CausalLM", answers: "list[FeedbackRecord]") -> "CausalLM":
-    from adapter.distil import DistilConfig, distil
+    from adapter.distil import DistilConfig, Lesson, distil
 
-    student, report = distil(drafter, answers, settings(DistilConfig))
-    say(f"warm-up: {report.steps} steps, loss {report.first_loss:.3f} -> {report.last_loss:.3f}")
-    return student
+    # Nothing was proposed yet, so nothing rejected either: every position counts.
+    made = distil(drafter, Lesson(answers), replace(settings(DistilConfig), positions="verified"))
+    say(f"warm-up: {made.report.steps} steps, loss {made.report.first_loss:.3f} -> {made.report.last_loss:.3f}")
+    return made.student

@@ -3,7 +3,25 @@
 import typer
 from typer.core import TyperGroup
 
-from cli import compare, doctor, history, init, operate, processes, serve, show, up, versions
+from cli import (
+    bench,
+    compare,
+    doctor,
+    drift,
+    governor,
+    history,
+    init,
+    operate,
+    pin,
+    processes,
+    purge,
+    reproduce,
+    serve,
+    show,
+    up,
+    versions,
+    watch,
+)
 from cli.demo import command as demo
 from cli.output import explain, fail, known
 
@@ -45,9 +63,16 @@ for command, panel in (
     (history.history, "Versions"),
     (operate.promote, "Versions"),
     (operate.rollback, "Versions"),
+    (pin.pin, "Versions"),
+    (reproduce.reproduce, "Versions"),
+    (purge.purge, "Versions"),
+    (watch.watch, "Versions"),
     (operate.servers, "Health"),
+    (governor.governor, "Health"),
+    (drift.drift, "Health"),
     (doctor.doctor, "Health"),
     (processes.alive, "Health"),
 ):
     app.command(rich_help_panel=panel)(command)
+app.add_typer(bench.app, rich_help_panel="Run")
 app.command(hidden=True)(processes.valkey)

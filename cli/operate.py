@@ -12,9 +12,11 @@ import typer
 
 from cli.opened import DrafterOption, JsonOption, Opened, database, open_drafter
 from cli.output import CommandError, age, say, show_json, table, warn
-from cli.settings import actor
+from cli.settings import actor, settings
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from storage.registry import Pointer
     from storage.servers import Server
 
@@ -41,15 +43,21 @@ class Moved:
 def promote(
     number: Annotated[int, typer.Argument(metavar="N", help="number of the version to make live")],
     reason: ReasonOption,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="take the version out of quarantine, where it is in it")
+    ] = False,
     drafter: DrafterOption = "",
     wait: WaitOption = WAIT_SECONDS,
     json: JsonOption = False,
 ) -> None:
-    """Make a version live, and wait until each server serves it."""
+    """Make a version live, and wait until each server serves it; then it is watched (`redraft watch`)."""
+    from adapter.watch import WatchConfig
+
     began = time.perf_counter()
     opened = open_drafter(drafter)
     candidate, live = opened.registry.version(opened.drafter.name, number), opened.registry.live(opened.drafter.name)
-    pointer = opened.registry.promote(candidate, live, actor(), _stated(reason))
+    holdback = settings(WatchConfig).holdback
+    pointer = opened.registry.promote(candidate, live, actor(), _stated(reason), holdback, quarantined)
     _finish(opened, pointer, began, wait, json)
 
 
@@ -92,14 +100,18 @@ def _finish(opened: Opened, pointer: "Pointer", began: float, seconds: float, js
 
 def announce_moves(opened: Opened) -> None:
     """Send what the outbox holds. Without Redis the servers find out by polling."""
+    announce(opened.database, opened.config.stream_url)
+
+
+def announce(engine: "Engine", redis_url: str) -> None:
     from redis import RedisError
 
     from storage.announcements import announce_pending
     from storage.redis_clients import hot
 
     try:
-        with hot(opened.config.stream_url) as client:
-            announce_pending(opened.database, client)
+        with hot(redis_url) as client:
+            announce_pending(engine, client)
     except RedisError as error:
         warn(f"Redis cannot be reached ({error}): servers find out at their next look at the database")
 

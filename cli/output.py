@@ -45,6 +45,19 @@ def show_json(value: Any) -> None:
     sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+def as_json(value: Any) -> str:
+    """The same, as the text of a file."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n"
+
+
+def write(path: Path | None, text: str) -> None:
+    """A file that was asked for, in a folder that is made where it is missing."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        say(f"wrote {path}")
+
+
 def plain(value: Any) -> Any:
     """Records as objects, times in ISO 8601, and null for what is no number."""
     if is_dataclass(value) and not isinstance(value, type):

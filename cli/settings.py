@@ -20,15 +20,20 @@ T = TypeVar("T")
 SETTINGS_CLASSES = (
     "cli.settings:CommandConfig",
     "storage.config:StorageConfig",
+    "storage.retention:RetentionConfig",
     "adapter.target:TargetConfig",
     "service.app:ServeConfig",
     "service.engine.engine:EngineConfig",
+    "service.engine.governor:GovernorConfig",
+    "service.engine.floor:FloorConfig",
     "service.live:LiveConfig",
     "service.feedback:FeedbackConfig",
     "worker.config:TriggerConfig",
     "worker.config:TrainerConfig",
     "adapter.distil:DistilConfig",
     "adapter.gate:GateConfig",
+    "adapter.watch:WatchConfig",
+    "adapter.drift:DriftConfig",
     "cli.logs:LogConfig",
 )
 

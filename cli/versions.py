@@ -29,6 +29,8 @@ class VersionRow:
     created_at: datetime
     size_bytes: int
     weights_sha256: str
+    weights_deleted: bool  # for their age: `redraft reproduce N --restore` may make them again
+    pinned: bool
 
 
 def versions(drafter: DrafterOption = "", json: JsonOption = False) -> None:
@@ -72,6 +74,8 @@ def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> Ver
         created_at=version.created_at,
         size_bytes=version.size_bytes,
         weights_sha256=version.weights_sha256,
+        weights_deleted=summary.weights_deleted,
+        pinned=summary.pinned,
     )
 
 
@@ -89,7 +93,8 @@ def _place(row: VersionRow) -> tuple[int, int]:
 
 
 def _state(row: VersionRow) -> str:
-    return f"{row.state}, previous" if row.previous else row.state
+    also = {"previous": row.previous, "pinned": row.pinned, "weights deleted": row.weights_deleted}
+    return ", ".join([row.state, *(word for word, holds in also.items() if holds)])
 
 
 def _flat(row: VersionRow) -> dict[str, Any]:

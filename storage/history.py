@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.orm import Session
 
+from storage import watches
 from storage.database import insert, now, reading, transaction
+from storage.decisions import RoundCosts
 from storage.records import FeedbackRecord, Round
 from storage.tables import AcceptanceRow as Row
 from storage.tables import FoldedRow
@@ -52,7 +54,12 @@ class AcceptanceRow:
 
 
 def fold(engine: Engine, records: Iterable[FeedbackRecord]) -> int:
-    """Add the records that were not folded yet; how many those were."""
+    """Add the records that were not folded yet, to open watches too; how many those were."""
+    return len(fold_new(engine, records))
+
+
+def fold_new(engine: Engine, records: Iterable[FeedbackRecord]) -> list[FeedbackRecord]:
+    """`fold`, and the records that were new."""
     with transaction(engine) as session:
         fresh = _fresh(session, {record.record_id: record for record in records})
         totals: dict[Key, AcceptanceRow] = {}
@@ -62,7 +69,8 @@ def fold(engine: Engine, records: Iterable[FeedbackRecord]) -> int:
                 totals[key] = merged([totals[key], row]) if key in totals else row
         for key in sorted(totals):  # one order for all, so that two folders cannot block each other
             _add(session, key[0], totals[key])
-        return len(fresh)
+        watches.observe(session, fresh)
+        return fresh
 
 
 def history(engine: Engine, drafter: str, since: datetime | None = None) -> list[AcceptanceRow]:
@@ -81,6 +89,16 @@ def by_version(engine: Engine, drafter: str) -> list[AcceptanceRow]:
     for row in history(engine, drafter):
         groups.setdefault((row.version, row.workload, row.policy), []).append(row)
     return [merged(groups[key]) for key in sorted(groups)]
+
+
+def round_costs(engine: Engine, drafter: str, k: int) -> RoundCosts | None:
+    """What rounds of requests with that longest proposal took; None where there were none, or no times."""
+    sums = select(func.sum(Row.rounds), func.sum(Row.draft_ms), func.sum(Row.verify_ms))
+    with reading(engine) as session:
+        rounds, draft_ms, verify_ms = session.execute(sums.where(Row.drafter == drafter, Row.k == k)).one()
+    if not rounds or draft_ms + verify_ms <= 0:
+        return None
+    return RoundCosts(k, int(rounds), draft_ms / rounds, verify_ms / rounds)
 
 
 def forget(engine: Engine, older_than: timedelta) -> None:

@@ -11,8 +11,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage.database import now
-from storage.decisions import Decision, Evaluation, TrainingReport, WorkloadScore
-from storage.tables import EvaluationRow, TrainingRow
+from storage.decisions import Decision, Evaluation, TrainingInputs, TrainingReport, WorkloadScore
+from storage.tables import EvaluationRow, MarkRow, TrainingRow, WindowRow
+
+
+class LineageChanged(RuntimeError):
+    """What a run learnt from was purged while it ran: nothing of the run is kept, and the next starts afresh."""
 
 
 def add_training(
@@ -26,17 +30,38 @@ def add_training(
             version_id=version_id,
             seed=report.seed,
             config=report.config,
+            inputs=asdict(report.inputs) if report.inputs else None,
+            machine=report.machine or None,
             records=report.records,
             positions=report.positions,
             steps=report.steps,
+            passes=report.passes,
+            replayed=report.replayed,
             first_loss=_finite(report.first_loss),
             last_loss=_finite(report.last_loss),
+            set_aside_losses=list(report.set_aside_losses),
+            novelty=report.novelty,
+            mass_covered=report.mass_covered,
+            tokens_covered=report.tokens_covered,
+            moments_sha256=report.moments_sha256 or None,
             seconds=report.seconds,
             outcome=report.outcome,
             reason=report.reason,
             created_at=now(session),
         )
     )
+
+
+def check_unchanged(session: Session, parent_id: int, inputs: TrainingInputs | None) -> None:
+    """Raise `LineageChanged` where the parent was withdrawn, or a window is not what the run read.
+
+    The caller holds the drafter's lock, which a purge takes as well.
+    """
+    if session.get(MarkRow, (parent_id, "withdrawn")) is not None:
+        raise LineageChanged("the parent was withdrawn while it was trained on: the run is dropped")
+    for window_id, digest in inputs.windows if inputs else ():
+        if session.scalar(select(WindowRow.sha256).where(WindowRow.id == window_id)) != digest:
+            raise LineageChanged(f"window {window_id} was purged while it was trained on: the run is dropped")
 
 
 def add_evaluation(
@@ -73,12 +98,26 @@ def training_report(row: TrainingRow) -> TrainingReport:
         seconds=row.seconds,
         outcome=row.outcome,
         reason=row.reason,
+        inputs=_inputs(row.inputs) if row.inputs else None,
+        machine=row.machine or {},
+        replayed=row.replayed or 0,
+        passes=row.passes or 0,
+        set_aside_losses=tuple(row.set_aside_losses or ()),
+        novelty=row.novelty,
+        mass_covered=row.mass_covered,
+        tokens_covered=row.tokens_covered,
+        moments_sha256=row.moments_sha256 or "",
     )
 
 
 def evaluation_report(row: EvaluationRow) -> Evaluation:
     scores = tuple(_score(score) for score in row.scores)
     return Evaluation(row.k, row.requests, scores, _score(row.overall))
+
+
+def _inputs(plain: dict[str, Any]) -> TrainingInputs:
+    windows = tuple((int(window_id), str(digest)) for window_id, digest in plain["windows"])
+    return TrainingInputs(**{**plain, "windows": windows, "replayed": tuple(plain.get("replayed", ()))})
 
 
 def _finite(value: float) -> float | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from storage.tables import DrafterRow, EvaluationRow, EventRow, IntervalRow, PointerRow, VersionRow
+from storage.tables import DrafterRow, EvaluationRow, EventRow, IntervalRow, PointerRow, VersionRow, WatchRow
 from storage.views import Event, Interval, Pointer, Version, event_view, interval_view, version_view
 
 
@@ -83,11 +83,15 @@ def pointer_of(session: Session, drafter_id: int) -> Pointer:
     row = session.get_one(PointerRow, drafter_id)
     live = session.get_one(VersionRow, row.live_id)
     previous = session.get_one(VersionRow, row.previous_id) if row.previous_id is not None else None
+    moves = select(EventRow.kind).where(EventRow.drafter_id == drafter_id, EventRow.generation == row.generation)
+    shares = select(WatchRow.share).where(WatchRow.drafter_id == drafter_id, WatchRow.state == "open")
     return Pointer(
         drafter=live.drafter.name,
         live=version_view(live),
         previous=version_view(previous) if previous else None,
         generation=row.generation,
+        kind=session.scalars(moves).one(),
+        holdback=session.scalar(shares) or 0.0,
     )
 
 

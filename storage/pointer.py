@@ -7,7 +7,7 @@ audit row and the outbox message are kept together or not at all.
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from storage import audit, outbox
+from storage import audit, outbox, watches
 from storage.database import now
 from storage.tables import EventRow, IntervalRow, PointerRow, VersionRow
 
@@ -34,6 +34,12 @@ def promote(session: Session, to: VersionRow, expecting: VersionRow, actor: str,
 def roll_back(session: Session, to: VersionRow, expecting: VersionRow, actor: str, reason: str) -> None:
     """Afterwards `previous` is what `to` had replaced, so that rolling back again goes further back."""
     _move(session, "rollback", to, expecting, _replaced_by(session, to), actor, reason)
+
+
+def take_back(session: Session, to: VersionRow, expecting: VersionRow, actor: str, reason: str) -> None:
+    """Roll back because the watch, or the floor, found the live version worse: its watch ends with that."""
+    watches.stop(session, to.drafter_id, "worse", reason)
+    roll_back(session, to, expecting, actor, reason)
 
 
 def _replaced_by(session: Session, version: VersionRow) -> int | None:
@@ -67,6 +73,7 @@ def _move(
             f"version {to.number} was not made live"
         )
     session.refresh(pointer)
+    watches.stop(session, to.drafter_id, "overtaken", f"{kind} to version {to.number} by {actor}: {reason}")
     _tell(session, kind, expecting, to, generation, actor, reason)
 
 

@@ -1,12 +1,14 @@
 """The wire format: what a finished request leaves behind for the adapter, as one frozen, versioned record.
 
-Written by `service/feedback`, carried by the Redis stream, read by `worker/collect`. MessagePack through
-msgspec, arrays as raw little-endian bytes; no tensors, no pickles, no text of the prompt.
+Written by `service/feedback`, carried by the Redis stream, read by `worker/collect`, which believes none of it before
+`storage/validation` has looked. MessagePack through msgspec, arrays as raw little-endian bytes; no tensors, no
+pickles, no text of the prompt.
 
 A row of `TeacherRows` belongs to the context *before* the token that was refused, so row r teaches the
 token at output index `positions[r]` (the published OSD code is off by one here).
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -14,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 SCHEMA_VERSION: Final = 1
-MASS_TOLERANCE: Final = 0.01  # float16 rounding of up to a few hundred log-probabilities
 
 
 class RecordRefused(ValueError):
@@ -84,10 +85,16 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
     time_to_first_token_ms: float
     total_ms: float
     resident_mb: float
+    adjusted: bool = False  # penalties or a logit bias: the emitted tokens are not the target's own choices
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def exact(self) -> bool:
+        """Whether every emitted token is the one that the target itself finds likeliest."""
+        return self.greedy and not self.adjusted and not self.structured
 
     @property
     def policy(self) -> str:
@@ -106,6 +113,7 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FeedbackRecord)
 _many = msgspec.msgpack.Decoder(tuple[FeedbackRecord, ...])
+_SUMMARY = ("record_id", "tenant", "finished_at")
 
 
 def int32(values: list[int] | npt.NDArray[np.int64]) -> bytes:
@@ -128,58 +136,27 @@ def decode(data: bytes) -> FeedbackRecord:
     return record
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Whose a record is, read without trusting the rest of it."""
+
+    record_id: str
+    tenant: str
+    finished_at: float
+
+
+def summary(data: bytes) -> Summary | None:
+    """As much of an encoded record as tells whose it is, however broken the rest; None where not even that."""
+    try:
+        fields = dict(zip(FeedbackRecord.__struct_fields__, msgspec.msgpack.decode(data), strict=False))
+        return msgspec.convert({name: fields.get(name) for name in _SUMMARY}, Summary, strict=True)
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
+        return None
+
+
 def encode_many(records: tuple[FeedbackRecord, ...]) -> bytes:
     return _encoder.encode(records)
 
 
 def decode_many(data: bytes) -> tuple[FeedbackRecord, ...]:
     return _many.decode(data)
-
-
-def validate(record: FeedbackRecord, vocab_size: int) -> None:
-    """Raise `RecordRefused` unless ids lie in the vocabulary, sums agree and log-probabilities are sound."""
-    _validate_tokens(record, vocab_size)
-    _validate_rounds(record)
-    _validate_teacher(record, vocab_size)
-
-
-def _validate_tokens(record: FeedbackRecord, vocab_size: int) -> None:
-    for name, data in (("prompt", record.prompt_ids), ("output", record.output_ids)):
-        if len(data) % 4:
-            raise RecordRefused(f"{name} ids are not whole int32 values")
-        ids = np.frombuffer(data, dtype="<i4")
-        if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-            raise RecordRefused(f"{name} ids outside the vocabulary of {vocab_size}")
-    if not len(record.prompt_ids):
-        raise RecordRefused("empty prompt")
-
-
-def _validate_rounds(record: FeedbackRecord) -> None:
-    length, end = len(record.output), 0
-    for r in record.rounds:
-        if not 0 <= r.accepted <= r.proposed or r.start < end or r.start + r.accepted > length:
-            raise RecordRefused(f"round at {r.start}: {r.accepted} of {r.proposed} accepted, output of {length}")
-        end = r.start + r.accepted + (r.accepted < r.proposed)
-
-
-def _validate_teacher(record: FeedbackRecord, vocab_size: int) -> None:
-    rows = record.teacher
-    if rows.top_k < 1 and rows.positions:
-        raise RecordRefused("teacher rows without a top-K")
-    try:
-        positions, ids, log_probs, tail = rows.arrays()
-    except ValueError as error:
-        raise RecordRefused(f"teacher rows of unequal lengths: {error}") from error
-    if len(tail) != len(positions):
-        raise RecordRefused("teacher rows of unequal lengths")
-    if not len(positions):
-        return
-    if positions.min() < 0 or positions.max() >= len(record.output) or (np.diff(positions) <= 0).any():
-        raise RecordRefused("teacher positions outside the output or out of order")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise RecordRefused(f"teacher ids outside the vocabulary of {vocab_size}")
-    if np.isnan(log_probs).any() or np.isnan(tail).any() or (log_probs > 0).any() or (tail > 0).any():
-        raise RecordRefused("teacher log-probabilities must be numbers of at most 0")
-    mass = np.exp(log_probs).sum(axis=1) + np.exp(tail)
-    if (mass > 1 + MASS_TOLERANCE).any() or (mass < 1 - MASS_TOLERANCE).any():
-        raise RecordRefused(f"teacher rows hold a mass of {mass.min():.3f} to {mass.max():.3f}, not 1")

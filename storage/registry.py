@@ -12,12 +12,14 @@ from typing import Any
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from storage import audit, lineage, lookup, pointer
+from storage import audit, lineage, lookup, marks, pointer, quarantine, watches
 from storage.database import exclusive, now, reading, transaction
 from storage.decisions import Decision, Evaluation, TrainingReport
 from storage.jobs import Lease, hold
 from storage.lookup import UnknownDrafter, UnknownVersion
+from storage.marks import VersionRefused
 from storage.pointer import PointerMoved
+from storage.quarantine import Quarantined
 from storage.tables import DrafterRow, PointerRow, TrainingRow, VersionRow
 from storage.views import (
     Drafter,
@@ -33,7 +35,8 @@ from storage.views import (
 
 __all__ = [
     "Drafter", "DrafterExists", "Event", "Interval", "NothingToRollBackTo", "Pointer", "PointerMoved",
-    "Registry", "UnknownDrafter", "UnknownVersion", "Version", "VersionSummary", "WrongDrafter",
+    "Quarantined", "Registry", "UnknownDrafter", "UnknownVersion", "Version", "VersionRefused",
+    "VersionSummary", "WrongDrafter",
 ]  # fmt: skip
 NAMES_LOCK = 0x7265647261667403  # see database.exclusive
 
@@ -135,8 +138,14 @@ class Registry:
             drafter_id = lookup.drafter_row(session, drafter).id
             rows = session.scalars(lookup.of_drafter(drafter_id).order_by(VersionRow.number)).all()
             events, scores = lookup.last_events(session, drafter_id), lookup.evaluations(session, drafter_id)
-            points = session.get_one(PointerRow, drafter_id)
-            return [summary_view(row, points, events.get(row.id), scores.get(row.id)) for row in rows]
+            points, marked = session.get_one(PointerRow, drafter_id), marks.of_drafter(session, drafter_id)
+            why = quarantine.reasons(session, drafter_id)
+            return [
+                summary_view(
+                    row, points, events.get(row.id), scores.get(row.id), marked.get(row.id, {}), why.get(row.id, "")
+                )
+                for row in rows
+            ]
 
     def training(self, version: Version) -> TrainingReport | None:
         """The run that made a version; None for a version 1."""
@@ -159,6 +168,7 @@ class Registry:
             made = lookup.made_from(session, window_id, parent.id)
             if made is not None:
                 return version_view(made)
+            lineage.check_unchanged(session, parent.id, training.inputs)
             row = VersionRow(
                 drafter=drafter, number=lookup.newest_number(session, drafter.id) + 1, window_id=window_id,
                 parent=session.get_one(VersionRow, parent.id), weights_sha256=weights_sha256,
@@ -180,30 +190,70 @@ class Registry:
             assert row.parent_id is not None, "a candidate has a parent"
             lineage.add_evaluation(session, row.id, row.parent_id, evaluation, decision)
 
-    def promote(self, candidate: Version, expecting: Version, actor: str, reason: str) -> Pointer:
-        """Make `candidate` live if `expecting` is, else `PointerMoved`; a no-op where it is live already."""
+    def promote(
+        self,
+        candidate: Version,
+        expecting: Version,
+        actor: str,
+        reason: str,
+        holdback: float = 0.0,
+        quarantined: bool = False,
+    ) -> Pointer:
+        """Make `candidate` live if `expecting` is, else `PointerMoved`; a no-op where it is live already.
+
+        That share of the requests stays on the version before, for as long as the watch that this opens goes on.
+        Raises `Quarantined`, unless `quarantined` says that the version is to come out of it.
+        """
         if candidate.drafter != expecting.drafter:
             raise WrongDrafter(f"a version of {candidate.drafter} cannot replace one of {expecting.drafter}")
         with self._writing() as session:
             to = lookup.version_row(session, candidate.drafter, candidate.number)
             if pointer.lock(session, to.drafter_id).live_id != to.id:
-                pointer.promote(session, to, session.get_one(VersionRow, expecting.id), actor, reason)
+                marks.check_servable(session, to)
+                before = session.get_one(VersionRow, expecting.id)
+                if quarantined:
+                    quarantine.release(session, to, actor, reason)
+                quarantine.check(session, to)
+                pointer.promote(session, to, before, actor, reason)
+                if holdback > 0:
+                    watches.start(session, to, before, pointer.lock(session, to.drafter_id).generation, holdback)
+                    session.flush()
             return lookup.pointer_of(session, to.drafter_id)
 
     def rollback(self, drafter: str, to: int | None, actor: str, reason: str) -> Pointer:
-        """Make version `to` live again, by default the one before; nothing happens if it is live already."""
+        """Make version `to` live again, by default the one before; nothing happens if it is live already.
+
+        A previous version that cannot be served any more is passed over for the one that was live before it.
+        """
         with self._writing() as session:
             points = pointer.lock(session, lookup.drafter_row(session, drafter).id)
             live = session.get_one(VersionRow, points.live_id)
             if to is None and points.previous_id is None:
                 raise NothingToRollBackTo(f"version {live.number} of {drafter} is live and replaced none")
-            if to is None:
-                target = session.get_one(VersionRow, points.previous_id)
-            else:
-                target = lookup.version_row(session, drafter, to)
+            target = marks.fallback(session, points) if to is None else lookup.version_row(session, drafter, to)
+            if target is None:
+                raise NothingToRollBackTo(f"none of {drafter}'s earlier live versions can be served any more")
             if target is not live:
+                marks.check_servable(session, target)
+                quarantine.check(session, target)
                 pointer.roll_back(session, target, live, actor, reason)
             return lookup.pointer_of(session, points.drafter_id)
+
+    def take_back(self, version: Version, actor: str, reason: str) -> Pointer:
+        """Roll `version` back for being worse, if it is live, and put it into quarantine.
+
+        Several servers and the worker may find the same: the first one moves the pointer, for the others nothing
+        happens. Without an earlier version that can be served the pointer stays, and only the quarantine is set.
+        """
+        with self._writing() as session:
+            row = session.get_one(VersionRow, version.id)
+            points = pointer.lock(session, row.drafter_id)
+            if points.live_id == row.id:
+                quarantine.put(session, row, actor, reason)
+                target = marks.fallback(session, points)
+                if target is not None:
+                    pointer.take_back(session, target, row, actor, reason)
+            return lookup.pointer_of(session, row.drafter_id)
 
     def events(self, drafter: str, limit: int = 50) -> list[Event]:
         """The newest moves of the pointer first."""

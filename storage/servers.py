@@ -53,6 +53,12 @@ class Servers:
         with transaction(self.engine) as session:
             session.execute(delete(ServerRow).where(ServerRow.id == server_id))
 
+    def forget(self, older_than: timedelta) -> int:
+        """Drop the rows of servers and worker processes that were not heard of for so long; how many."""
+        with transaction(self.engine) as session:
+            ended = delete(ServerRow).where(ServerRow.last_seen < now(session) - older_than)
+            return len(session.scalars(ended.returning(ServerRow.id)).all())
+
 
 def _server(row: ServerRow) -> Server:
     return Server(

@@ -19,6 +19,8 @@ from storage.redis_clients import LONGEST_BLOCK_MS
 ADAPT = "adapt"  # the group of worker/collect
 HISTORY = "history"  # the group of storage/history
 QUARANTINE_LENGTH = 1_000
+FIND_BATCH = 500
+COUNTED = 1_000  # entries counted one by one where the server cannot tell how many are unread
 RECORD = b"b"  # the field that holds an encoded FeedbackRecord
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ class FeedbackStream:
         self.client = client
         self.key = f"redraft:{drafter}:feedback"
         self.quarantine_key = f"redraft:{drafter}:quarantine"
+        self.seen_key = f"redraft:{drafter}:seen"  # how far `newest` has looked
         self.length = length
         self.retention_hours = retention_hours
 
@@ -89,6 +92,42 @@ class FeedbackStream:
         fields: dict[Any, Any] = {b"id": entry_id, RECORD: data, b"reason": reason}
         self.client.xadd(self.quarantine_key, fields, maxlen=QUARANTINE_LENGTH, approximate=True)
 
+    def find(self, wanted: Callable[[bytes], bool]) -> dict[str, list[bytes]]:
+        """The ids of the entries of stream and quarantine, by their key, whose record is wanted; read or not."""
+        found: dict[str, list[bytes]] = {self.key: [], self.quarantine_key: []}
+        for key, ids in found.items():
+            after = b"-"
+            while batch := self._after(key, after, FIND_BATCH):
+                ids += [entry_id for entry_id, fields in batch if wanted(fields.get(RECORD, b""))]
+                after = b"(" + batch[-1][0]
+        return found
+
+    def delete(self, found: dict[str, list[bytes]]) -> int:
+        """Delete these entries, whoever has read them; how many were still there."""
+        deleted = 0
+        for key, ids in found.items():
+            for start in range(0, len(ids), FIND_BATCH):
+                some = ids[start : start + FIND_BATCH]
+                for group in (ADAPT, HISTORY):  # so that nobody waits for them, nor counts them as lost
+                    self.client.xack(key, group, *some)
+                deleted += int(self.client.xdel(key, *some))
+        return deleted
+
+    def _after(self, key: str, start: bytes, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found: Any = self.client.xrange(key, min=start, count=count)
+        return list(found)
+
+    def newest(self, count: int) -> tuple[bytes, ...]:
+        """Up to `count` of the newest records that came since the last such call, by whomever, oldest first.
+
+        A sample for whoever cannot look at everything: no group, nothing to acknowledge, and what is missed is missed.
+        """
+        mark: Any = self.client.get(self.seen_key)
+        found: Any = self.client.xrevrange(self.key, min=b"(" + mark if mark else "-", count=count)
+        if found:
+            self.client.set(self.seen_key, found[0][0])
+        return tuple(fields.get(RECORD, b"") for _, fields in reversed(found))
+
     def _oldest_id(self) -> str:
         # The server's clock stamps the entries, ours judges them: hosts are assumed to agree within minutes.
         return f"{max(0, int((time.time() - self.retention_hours * 3600) * 1000))}-0"
@@ -124,10 +163,17 @@ class FeedbackStream:
             pipeline.xpending(self.key, group)
             groups, length, pending = pipeline.execute()
         info = self._group(groups, group)
-        count = int(pending["pending"]) + _unread(info, length)
+        count = int(pending["pending"]) + self._unread(info, length)
         # Entries pending may be trimmed: the oldest that still exists is never older than the stream's first.
         oldest = pending["min"] if pending["pending"] else self._first_after(info["last-delivered-id"])
         return Waiting(count, _age(oldest) if count and oldest else 0.0)
+
+    def _unread(self, info: dict[str, Any], length: int) -> int:
+        """Entries never delivered. After deletions the server knows no lag: they are counted, up to a bound."""
+        if info["lag"] is not None:
+            return min(int(info["lag"]), length)
+        counted = len(self._after(self.key, b"(" + info["last-delivered-id"], COUNTED))
+        return counted if counted < COUNTED else length
 
     def _first_after(self, entry_id: bytes) -> bytes | None:
         found: Any = self.client.xrange(self.key, min=b"(" + entry_id, count=1)
@@ -197,12 +243,6 @@ def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     streams = reply.items() if isinstance(reply, dict) else reply
     ((_, entries),) = streams
     return list(entries)
-
-
-def _unread(info: dict[str, Any], length: int) -> int:
-    """Entries never delivered. After deletions the server knows no lag; the stream's length bounds it."""
-    lag = info["lag"]
-    return length if lag is None else min(int(lag), length)
 
 
 def _age(entry_id: bytes) -> float:

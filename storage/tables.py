@@ -44,6 +44,18 @@ class VersionRow(Base):
     parent: Mapped["VersionRow | None"] = relationship(remote_side=id, lazy="joined", join_depth=1)
 
 
+class MarkRow(Base):
+    """What holds of a version from some moment on, as versions themselves are never edited (`storage/marks`)."""
+
+    __tablename__ = "version_mark"
+    __table_args__ = (one_of("kind", ("pinned", "weights_deleted", "withdrawn")),)
+    version_id: Mapped[int] = mapped_column(ForeignKey("drafter_version.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    actor: Mapped[str]
+    reason: Mapped[str]
+    at: Mapped[datetime]
+
+
 class PointerRow(Base):
     """What a drafter serves. The composite keys keep it on versions of its own drafter, so of one target."""
 
@@ -99,11 +111,20 @@ class TrainingRow(Base):
     version_id: Mapped[int | None] = mapped_column(ForeignKey("drafter_version.id"), unique=True)
     seed: Mapped[int] = mapped_column(BigInteger)
     config: Mapped[dict[str, Any]]
+    inputs: Mapped[dict[str, Any] | None]  # TrainingInputs as an object; null of runs before they were kept
+    machine: Mapped[dict[str, Any] | None]  # what the bits of a result depend on besides
     records: Mapped[int]
     positions: Mapped[int]
     steps: Mapped[int]
+    passes: Mapped[int | None]  # null, as other figures below, of runs before they were kept
+    replayed: Mapped[int | None]  # of the records, those of earlier windows
     first_loss: Mapped[float | None]  # null where the loss was not finite
     last_loss: Mapped[float | None]
+    set_aside_losses: Mapped[list[Any] | None]
+    novelty: Mapped[float | None]
+    mass_covered: Mapped[float | None]
+    tokens_covered: Mapped[float | None]
+    moments_sha256: Mapped[str | None]  # null where the optimiser's moments were not kept
     seconds: Mapped[float]
     outcome: Mapped[str]
     reason: Mapped[str]
@@ -125,6 +146,9 @@ class WindowRow(Base):
     outcome: Mapped[str]
     created_at: Mapped[datetime]
     closed_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]  # its file was deleted, for its age
+    cause: Mapped[str | None]  # why the update started; null of windows from before it was kept, as the next
+    left_out: Mapped[dict[str, Any] | None]  # records by the guard that left them out
 
 
 class WindowRecordRow(Base):
@@ -135,6 +159,76 @@ class WindowRecordRow(Base):
     part: Mapped[str]
     tenant: Mapped[str] = mapped_column(index=True)
     workload: Mapped[str]
+
+
+class PurgeRow(Base):
+    """A tenant's records were, or are being, deleted; those that finished before `started_at` never come back."""
+
+    __tablename__ = "purge"
+    __table_args__ = (one_of("state", ("started", "done")),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(index=True)
+    actor: Mapped[str]
+    withdraw: Mapped[bool]  # whether the versions trained on the records are withdrawn too
+    state: Mapped[str]
+    counts: Mapped[dict[str, Any]]  # what was deleted where
+    started_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+
+
+class WindowPurgeRow(Base):
+    """A window's file was written again without a tenant's records."""
+
+    __tablename__ = "window_purge"
+    purge_id: Mapped[int] = mapped_column(ForeignKey("purge.id"), primary_key=True)
+    window_id: Mapped[int] = mapped_column(ForeignKey("feedback_window.id"), primary_key=True)
+    training: Mapped[int]  # records taken out
+    holdout: Mapped[int]
+    trained: Mapped[dict[str, Any]]  # version id: how many of the records taken out it was trained on
+    before_sha256: Mapped[str]
+    after_sha256: Mapped[str]
+    at: Mapped[datetime]
+
+
+class LeftOutRow(Base):
+    """How many records each guard has kept out of all windows, whether a window came of the rest or not."""
+
+    __tablename__ = "left_out"
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), primary_key=True)
+    guard: Mapped[str] = mapped_column(primary_key=True)
+    records: Mapped[int] = mapped_column(BigInteger)
+    reason: Mapped[str]  # of the newest one
+    at: Mapped[datetime]
+
+
+class DriftSeriesRow(Base):
+    """Where the change detector of a workload and policy stands; a bounded number a drafter."""
+
+    __tablename__ = "drift_series"
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), primary_key=True)
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    policy: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int]
+    requests: Mapped[int]
+    state: Mapped[dict[str, Any]]
+    last_seen: Mapped[datetime]
+
+
+class DriftAlarmRow(Base):
+    __tablename__ = "drift_alarm"
+    __table_args__ = (one_of("kind", ("fall", "novel")),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), index=True)
+    kind: Mapped[str]
+    workload: Mapped[str]
+    policy: Mapped[str]
+    version: Mapped[int]
+    before: Mapped[float | None]  # acceptance probability; null of a novel workload
+    after: Mapped[float | None]
+    requests: Mapped[int]
+    reason: Mapped[str]
+    at: Mapped[datetime]
+    window_id: Mapped[int | None] = mapped_column(ForeignKey("feedback_window.id"), index=True)  # null: awaits one
 
 
 class EvaluationRow(Base):
@@ -149,6 +243,55 @@ class EvaluationRow(Base):
     promote: Mapped[bool]
     reason: Mapped[str]
     created_at: Mapped[datetime]
+
+
+class WatchRow(Base):
+    """One promotion's watch: whether the version is worse than the one before it, with the share that stays there."""
+
+    __tablename__ = "watch"
+    __table_args__ = (
+        UniqueConstraint("drafter_id", "generation"),
+        one_of("state", ("open", "safe", "worse", "ended", "overtaken")),
+        unique_where("uq_watch_open", "drafter_id", where="state = 'open'"),
+    )
+    id: Mapped[int] = mapped_column(primary_key=True)
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"))
+    version_id: Mapped[int] = mapped_column(ForeignKey("drafter_version.id"))
+    predecessor_id: Mapped[int] = mapped_column(ForeignKey("drafter_version.id"))
+    generation: Mapped[int]
+    share: Mapped[float]
+    state: Mapped[str]
+    reason: Mapped[str]
+    requests: Mapped[int]  # that the findings are about
+    findings: Mapped[list[Any]]  # objects, one a workload, policy and figure
+    opened_at: Mapped[datetime]
+    closed_at: Mapped[datetime | None]
+
+
+class ObservationRow(Base):
+    """A request as an open watch saw it; in the order of its ids, and gone when the watch is closed."""
+
+    __tablename__ = "watch_observation"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    watch_id: Mapped[int] = mapped_column(ForeignKey("watch.id"), index=True)
+    workload: Mapped[str]
+    policy: Mapped[str]
+    held: Mapped[bool]
+    strayed: Mapped[bool]
+    proposed: Mapped[int]
+    accepted: Mapped[int]
+    tokens: Mapped[int]
+    ms: Mapped[float]
+
+
+class QuarantineRow(Base):
+    """A version that was taken back for being worse: no worker promotes it again."""
+
+    __tablename__ = "quarantine"
+    version_id: Mapped[int] = mapped_column(ForeignKey("drafter_version.id"), primary_key=True)
+    actor: Mapped[str]
+    reason: Mapped[str]
+    at: Mapped[datetime]
 
 
 class AcceptanceRow(Base):

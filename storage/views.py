@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.decisions import Evaluation
 from storage.lineage import evaluation_report
-from storage.tables import DrafterRow, EvaluationRow, EventRow, IntervalRow, PointerRow, VersionRow
+from storage.tables import DrafterRow, EvaluationRow, EventRow, IntervalRow, MarkRow, PointerRow, VersionRow
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ class VersionSummary:
     """A version with what became of it; the evaluation is None where there was none (yet)."""
 
     version: Version
-    state: str  # live, canary, candidate, refused, rolled_back, retired
-    reason: str  # of the rollback that took it out, else of the gate, else of the move that took it in
+    state: str  # live, canary, candidate, refused, rolled_back, retired, withdrawn, quarantined
+    reason: str  # of its withdrawal or the rollback that took it out, else of the gate or the move that took it in
     evaluation: Evaluation | None
+    weights_deleted: bool = False  # past its retention: only the rows are left
+    pinned: bool = False  # its weights are kept whatever their age
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Pointer:
     live: Version
     previous: Version | None
     generation: int
+    kind: str  # of the move that led here: init, promote, rollback
+    holdback: float  # share of the requests that stays on `previous`; 0.0 where no watch is open
 
 
 @dataclass(frozen=True)
@@ -107,14 +111,29 @@ def interval_view(row: IntervalRow, numbers: dict[int, int]) -> Interval:
 
 
 def summary_view(
-    row: VersionRow, pointer: PointerRow, last_event: EventRow | None, evaluation: EvaluationRow | None
+    row: VersionRow,
+    pointer: PointerRow,
+    last_event: EventRow | None,
+    evaluation: EvaluationRow | None,
+    marks: dict[str, MarkRow],
+    quarantined: str,
 ) -> VersionSummary:
-    """`last_event` is the newest event that this version took part in, on either side."""
+    """`last_event` is the newest event that this version took part in, on either side; `marks` are by kind.
+
+    `quarantined` is the reason of its quarantine, empty where it is in none.
+    """
+    state = _state(row.id, pointer, last_event, evaluation)
+    reason = quarantined or _reason(row.id, last_event, evaluation)
+    if quarantined and state not in ("live", "canary"):
+        state = "quarantined"
+    withdrawn = marks.get("withdrawn")
     return VersionSummary(
         version=version_view(row),
-        state=_state(row.id, pointer, last_event, evaluation),
-        reason=_reason(row.id, last_event, evaluation),
+        state="withdrawn" if withdrawn and state not in ("live", "canary") else state,
+        reason=withdrawn.reason if withdrawn else reason,
         evaluation=evaluation_report(evaluation) if evaluation else None,
+        weights_deleted="weights_deleted" in marks,
+        pinned="pinned" in marks,
     )
 
 

@@ -4,19 +4,19 @@ The records lie in the weights store as one file; the row says where, and the re
 used once, however often it arrives. A window is open until its update is decided.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Engine, insert, select
+from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.orm import Session
 
-from storage import lookup
+from storage import drift, lookup
 from storage.database import now, reading, transaction
 from storage.jobs import Lease, hold
 from storage.records import FeedbackRecord
-from storage.tables import DrafterRow, WindowRecordRow, WindowRow
+from storage.tables import DrafterRow, PurgeRow, WindowRecordRow, WindowRow
 from storage.weights import WeightsStore
 
 _decoder = msgspec.msgpack.Decoder(tuple[tuple[FeedbackRecord, ...], tuple[FeedbackRecord, ...]])
@@ -33,6 +33,9 @@ class Window:
     state: str  # open, closed
     outcome: str  # of a closed one, in a word
     created_at: datetime
+    deleted: bool = False  # its file was deleted for its age
+    cause: str = ""  # why its update started: size, age, drift
+    left_out: Mapping[str, int] = field(default_factory=dict)  # records by the guard that kept them out
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,28 @@ class Windows:
         training: tuple[FeedbackRecord, ...],
         holdout: tuple[FeedbackRecord, ...],
         lease: Lease | None = None,
+        cause: str = "",
+        left_out: Mapping[str, int] | None = None,
     ) -> Window | None:
-        """Store the records that no window has yet; None where all are known. Raises `WindowOpen`."""
+        """Store the records that no window has yet; None where there are none. Raises `WindowOpen`.
+
+        What a purge of its tenant should have deleted, but came in later, is dropped here. `cause` says why the
+        update started, `left_out` how many records each guard kept out; drift alarms that waited become its own.
+        """
         with transaction(self.engine) as session:
             if lease is not None:
                 hold(session, lease)
             owner = lookup.drafter_row(session, drafter, lock=True)
             if (waiting := _open_row(session, owner.id)) is not None:
                 raise WindowOpen(f"window {waiting.id} of {drafter} is open: decide it first")
+            training, holdout = (_unpurged(session, records) for records in (training, holdout))
             seen = _known(session, [r.record_id for r in (*training, *holdout)])
             fresh = WindowRecords(_unseen(training, seen), _unseen(holdout, seen))
             if not fresh.training and not fresh.holdout:
                 return None
-            return _window(self._store(session, owner, fresh), drafter)
+            row = self._store(session, owner, fresh, cause, left_out or {})
+            drift.answer(session, owner.id, row.id)
+            return _window(row, drafter)
 
     def known(self, record_ids: Iterable[str]) -> set[str]:
         """Those of the ids that some window has."""
@@ -91,22 +103,30 @@ class Windows:
                 row.state, row.outcome, row.closed_at = "closed", outcome, now(session)
 
     def recent(self, drafter: str, limit: int) -> list[Window]:
-        """The newest windows first, open or closed."""
+        """The newest windows first, open or closed; those whose file was deleted are gone from here."""
         with reading(self.engine) as session:
             owner = lookup.drafter_row(session, drafter).id
-            found = select(WindowRow).where(WindowRow.drafter_id == owner).order_by(WindowRow.id.desc())
-            return [_window(row, drafter) for row in session.scalars(found.limit(limit))]
+            found = select(WindowRow).where(WindowRow.drafter_id == owner, WindowRow.deleted_at.is_(None))
+            return [_window(row, drafter) for row in session.scalars(found.order_by(WindowRow.id.desc()).limit(limit))]
+
+    def window(self, window_id: int) -> Window:
+        """The window of this id, which some row named."""
+        with reading(self.engine) as session:
+            row = session.get_one(WindowRow, window_id)
+            return _window(row, session.get_one(DrafterRow, row.drafter_id).name)
 
     def records(self, window: Window) -> WindowRecords:
         """The window's records, from the store; raises `BlobDamaged`."""
-        return WindowRecords(*_decoder.decode(self.blobs.get(window.sha256)))
+        return unpacked(self.blobs.get(window.sha256))
 
-    def _store(self, session: Session, owner: DrafterRow, fresh: WindowRecords) -> WindowRow:
+    def _store(
+        self, session: Session, owner: DrafterRow, fresh: WindowRecords, cause: str, left_out: Mapping[str, int]
+    ) -> WindowRow:
         """The file first, then the rows: a crash between them leaves an orphan file and nothing else."""
-        blob = self.blobs.put(msgspec.msgpack.encode((fresh.training, fresh.holdout)))
+        blob = self.blobs.put(packed(fresh))
         row = WindowRow(
             drafter_id=owner.id, sha256=blob.sha256, training=len(fresh.training), holdout=len(fresh.holdout),
-            state="open", outcome="", created_at=now(session),
+            state="open", outcome="", created_at=now(session), cause=cause, left_out=dict(left_out),
         )  # fmt: skip
         session.add(row)
         session.flush()
@@ -124,6 +144,22 @@ class Windows:
         ]
         session.execute(insert(WindowRecordRow), rows)
         return row
+
+
+def packed(records: WindowRecords) -> bytes:
+    """A window's file."""
+    return msgspec.msgpack.encode((records.training, records.holdout))
+
+
+def unpacked(data: bytes) -> WindowRecords:
+    return WindowRecords(*_decoder.decode(data))
+
+
+def _unpurged(session: Session, records: tuple[FeedbackRecord, ...]) -> tuple[FeedbackRecord, ...]:
+    """Without those that finished before their tenant was purged."""
+    last = select(PurgeRow.tenant, func.max(PurgeRow.started_at)).group_by(PurgeRow.tenant)
+    purged = {tenant: at.timestamp() for tenant, at in session.execute(last).tuples()}
+    return tuple(r for r in records if r.finished_at > purged.get(r.tenant, float("-inf")))
 
 
 def _open_row(session: Session, drafter_id: int) -> WindowRow | None:
@@ -150,4 +186,7 @@ def _unseen(records: tuple[FeedbackRecord, ...], seen: set[str]) -> tuple[Feedba
 
 
 def _window(row: WindowRow, drafter: str) -> Window:
-    return Window(row.id, drafter, row.sha256, row.training, row.holdout, row.state, row.outcome, row.created_at)
+    return Window(
+        row.id, drafter, row.sha256, row.training, row.holdout, row.state, row.outcome, row.created_at,
+        deleted=row.deleted_at is not None, cause=row.cause or "", left_out=row.left_out or {},
+    )  # fmt: skip

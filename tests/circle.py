@@ -14,7 +14,10 @@ from adapter.drafters.causal_lm import CausalLM
 from adapter.gate import GateConfig
 from adapter.target import Target
 from adapter.versions import KIND, Versions
+from adapter.watch import WatchConfig
+from cli.attachment import take
 from service.engine.engine import Engine, EngineConfig
+from service.engine.floor import FloorConfig
 from service.feedback import FeedbackWriter
 from service.live import LiveConfig, LiveFollower
 from service.recording import Origin, record_of
@@ -27,16 +30,17 @@ from storage.servers import Servers
 from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
-from tests.service.engine.oracle import Client, ask, random_prompt
+from tests.service.engine.oracle import UNGOVERNED, Client, ask, random_prompt
 from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 from worker.pipeline import AdaptConfig, Stores, adapt_once
 
 PROMPTS = 8
 CONFIG = AdaptConfig(
-    trigger=TriggerConfig(window_records=40, holdout_share=0.3),
+    trigger=TriggerConfig(window_records=40, holdout_share=0.3, window_copies=PROMPTS * 6),
     distil=DistilConfig(epochs=8, batch_tokens=256, learning_rate=3e-3),
     gate=GateConfig(minimum_requests=4),
+    watch=WatchConfig(holdback=0.0),  # every request is the live version's
 )
 
 
@@ -101,7 +105,13 @@ def make_drafter(target: Target, database: Database, versions: Versions, first: 
 
 @contextmanager
 def running_circle(
-    target: Target, database: Database, url: str, folder: Path, first: CausalLM, config: AdaptConfig = CONFIG
+    target: Target,
+    database: Database,
+    url: str,
+    folder: Path,
+    first: CausalLM,
+    config: AdaptConfig = CONFIG,
+    floor: FloorConfig = FloorConfig(),
 ) -> Iterator[Circle]:
     """All parts, started and taken down in the order of `redraft serve`."""
     blobs = WeightsStore(folder / "weights")
@@ -111,9 +121,8 @@ def running_circle(
     drafter = registry.drafter("demo")
     origin = Origin(target.files.fingerprint, target.files.tokenizer_fingerprint, "demo")
     writer = FeedbackWriter(url, "demo")
-    engine = Engine(
-        target, EngineConfig(context=min(512, target.context)), lambda finished: writer.put(record_of(finished, origin))
-    )
+    decoding = EngineConfig(context=min(512, target.context))
+    engine = Engine(target, decoding, lambda finished: writer.put(record_of(finished, origin)), UNGOVERNED, floor)
     follower: LiveFollower[CausalLM] = LiveFollower(
         "demo",
         "server-1",
@@ -121,9 +130,11 @@ def running_circle(
         registry,
         Servers(database),
         load=lambda version: versions.load(version, drafter),
-        offer=lambda generation, version, loaded: engine.swap(version.number, loaded).exception(20),
+        offer=lambda offered: take(engine, offered),
         redis_url=url,
         config=LiveConfig(live_poll_seconds=0.2),
+        release=lambda: engine.release().result(20),
+        broken=lambda: engine.floor.broken,
     )
     storage = StorageConfig(home=folder, redis_url=url)
     redis = consume(url)

@@ -72,9 +72,9 @@ def test_a_trainer_killed_between_training_and_promotion_is_continued_and_nothin
 ) -> None:
     circle.send(tiny_prompts(circle.target, 48))
     (job,) = circle.housekeeper.sweep()
-    trained = []
-    distil = pipeline.distil
-    monkeypatch.setattr(pipeline, "distil", lambda *a: trained.append(1) or distil(*a))
+    runs = []
+    trained = pipeline.trained
+    monkeypatch.setattr(pipeline, "trained", lambda *a: runs.append(1) or trained(*a))
     with monkeypatch.context() as dying:
         dying.setattr(pipeline, "evaluate", _die)
         with pytest.raises(KeyboardInterrupt):
@@ -84,7 +84,7 @@ def test_a_trainer_killed_between_training_and_promotion_is_continued_and_nothin
     decision = circle.adapt(circle.stores(job))
     assert decision is not None
     assert decision.promote, decision.reason
-    assert len(trained) == 1
+    assert len(runs) == 1
     assert [s.version.number for s in circle.registry.versions("demo")] == [1, 2]
 
 

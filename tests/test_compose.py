@@ -32,6 +32,7 @@ LASTING = [name for name in OURS if name != "migrate"]
 # What a tiny drafter needs to learn something within seconds.
 LEARNING = {
     "REDRAFT_WINDOW_RECORDS": "40",
+    "REDRAFT_WINDOW_COPIES": "8",  # the tests ask few prompts again and again
     "REDRAFT_HOLDOUT_SHARE": "0.3",
     "REDRAFT_MINIMUM_REQUESTS": "4",
     "REDRAFT_EPOCHS": "8",

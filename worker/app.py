@@ -32,11 +32,12 @@ def build_app(storage: StorageConfig, trainer: TrainerConfig) -> Celery:
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_transport_options={"visibility_timeout": 3600},
-        task_routes={"worker.tasks.adapt": {"queue": ADAPT_QUEUE}},
+        task_routes={name: {"queue": ADAPT_QUEUE} for name in ("worker.tasks.adapt", "worker.tasks.replay_plain")},
         task_default_queue=HOUSEKEEPING_QUEUE,
         beat_schedule={
             "sweep": _every("worker.tasks.sweep", trainer.sweep_seconds),
             "fold_history": _every("worker.tasks.fold_history", trainer.fold_seconds),
+            "watch": _every("worker.tasks.watch", trainer.watch_seconds),
             "collect_garbage": _every("worker.tasks.collect_garbage", 3600.0),
         },
     )

@@ -5,37 +5,35 @@ record twice: a stored window that was not decided on is picked up again before 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 
 import structlog
 
+from storage import left_out
+from storage.drift import DriftStore
 from storage.jobs import Lease
-from storage.records import FeedbackRecord, RecordRefused, decode, validate
+from storage.records import FeedbackRecord
 from storage.registry import Drafter
 from storage.stream import ADAPT, FeedbackStream, Waiting
 from storage.windows import Window, Windows
 from worker.config import TriggerConfig
+from worker.guards import LOOK_AHEAD, Sifted, sift
 
 log = structlog.get_logger()
 
 CONSUMER = "trainer"  # one name: the lease admits one trainer, and the next takes up what it left unacknowledged
+SIZE, AGE, DRIFT = "size", "age", "drift"
 
 
-@dataclass(frozen=True)
-class Sorted:
-    """What a batch of entries came to."""
-
-    training: tuple[FeedbackRecord, ...]
-    holdout: tuple[FeedbackRecord, ...]
-    skipped: int  # sound, but not to be learnt from
-
-
-def due(waiting: Waiting, config: TriggerConfig) -> bool:
-    """Size or age, as the paper triggers (arXiv 2310.07177, figure 1)."""
+def due(waiting: Waiting, config: TriggerConfig, alarmed: bool = False) -> str:
+    """Why an update is due: size or age, as the paper triggers (arXiv 2310.07177, figure 1), or drift; "" if not."""
     if waiting.count >= config.window_records:
-        return True
-    return waiting.count >= config.window_minimum and waiting.oldest_age_seconds >= config.window_age_seconds
+        return SIZE
+    if waiting.count < config.window_minimum:
+        return ""
+    if alarmed and config.drift_trigger:
+        return DRIFT
+    return AGE if waiting.oldest_age_seconds >= config.window_age_seconds else ""
 
 
 def collect(
@@ -46,62 +44,55 @@ def collect(
     config: TriggerConfig,
     lease: Lease,
 ) -> Window | None:
-    """The window to learn from: one that a crash left undecided, or a new one when an update is due."""
+    """The window to learn from: one that a crash left undecided, or a new one when an update is due.
+
+    Too few sound records make no window: they stay on the stream until more have come.
+    """
     undecided = windows.open(drafter.name)
     if undecided is not None:
         return undecided
-    if not due(stream.waiting(ADAPT), config):
+    cause = due(stream.waiting(ADAPT), config, DriftStore(windows.engine).pending(drafter.name))
+    if not cause:
         return None
-    batch = stream.read(ADAPT, CONSUMER, config.window_records)
-    found = sort(batch.entries, stream, drafter, vocab_size, config.holdout_share)
-    window = windows.keep(drafter.name, found.training, found.holdout, lease) if found.training else None
-    stream.acknowledge(ADAPT, [entry_id for entry_id, _ in batch.entries])
+    sifted, lost = _read(stream, drafter, vocab_size, config)
+    enough = len(sifted.kept) >= min(config.window_minimum, config.window_records)
+    training, holdout = _split(sifted.kept, config.holdout_share)
+    window = None
+    if enough and training:
+        window = windows.keep(drafter.name, training, holdout, lease, cause, sifted.left_out)
+    for entry in sifted.refused:
+        stream.quarantine(entry.entry_id, entry.data, entry.reason)
+    left_out.count(windows.engine, drafter.name, sifted.left_out, sifted.reasons)
+    stream.acknowledge(ADAPT, [*sifted.left_out_ids, *(sifted.kept_ids if enough else [])])
     log.info(
-        "window.collected",
+        "window.collected" if enough else "window.too_few",
         drafter=drafter.name,
         window=window.id if window else None,
-        training=len(found.training),
-        holdout=len(found.holdout),
-        skipped=found.skipped,
-        lost=batch.lost,
+        cause=cause,
+        training=len(training),
+        holdout=len(holdout),
+        lost=lost,
+        **sifted.left_out,
     )
     return window
 
 
-def sort(
-    entries: Sequence[tuple[bytes, bytes]],
-    stream: FeedbackStream,
-    drafter: Drafter,
-    vocab_size: int,
-    holdout_share: float,
-) -> Sorted:
-    """Decode, validate and split entries; what is broken goes to the quarantine with its reason."""
-    training: list[FeedbackRecord] = []
-    holdout: list[FeedbackRecord] = []
-    skipped = 0
-    for entry_id, data in entries:
-        try:
-            record = decode(data)
-            validate(record, vocab_size)
-        except RecordRefused as refusal:
-            stream.quarantine(entry_id, data, str(refusal))
-            continue
-        if not learnable(record, drafter):
-            skipped += 1
-        elif in_holdout(record.request_id, holdout_share):
-            holdout.append(record)
-        else:
-            training.append(record)
-    return Sorted(tuple(training), tuple(holdout), skipped)
+def _read(stream: FeedbackStream, drafter: Drafter, vocab_size: int, config: TriggerConfig) -> tuple[Sifted, int]:
+    """The next stretch of the stream, sifted, and how many entries were lost; a flooded one is read further."""
+    batch = stream.read(ADAPT, CONSUMER, config.window_records)
+    sifted, lost = sift(batch.entries, drafter, vocab_size, config), batch.lost
+    if sifted.flooded:
+        batch = stream.read(ADAPT, CONSUMER, LOOK_AHEAD * config.window_records)
+        sifted, lost = sift(batch.entries, drafter, vocab_size, config), lost + batch.lost
+    return sifted, lost
 
 
-def learnable(record: FeedbackRecord, drafter: Drafter) -> bool:
-    """Opted-out, structured and lossy requests teach nothing, nor does another target's or tokenizer's text."""
-    same = (record.target_fingerprint, record.tokenizer_fingerprint) == (
-        drafter.target_fingerprint,
-        drafter.tokenizer_fingerprint,
-    )
-    return record.train and record.lossless and not record.structured and same and len(record.output) > 1
+def _split(
+    records: Sequence[FeedbackRecord], share: float
+) -> tuple[tuple[FeedbackRecord, ...], tuple[FeedbackRecord, ...]]:
+    """(training, holdout)"""
+    training = tuple(r for r in records if not in_holdout(r.request_id, share))
+    return training, tuple(r for r in records if in_holdout(r.request_id, share))
 
 
 def in_holdout(request_id: str, share: float) -> bool:

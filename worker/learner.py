@@ -9,9 +9,11 @@ import torch
 from sqlalchemy import Engine
 
 from adapter.distil import DistilConfig
+from adapter.drift import DriftConfig
 from adapter.gate import GateConfig
 from adapter.target import TargetConfig, TargetFiles, fetch, load_embedding
 from adapter.versions import Versions
+from adapter.watch import WatchConfig
 from storage.config import StorageConfig, read
 from storage.database import check_migrated, open_database
 from storage.jobs import Jobs, Lease
@@ -20,6 +22,7 @@ from storage.registry import Drafter, Registry
 from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
+from worker.agreement import Agreement
 from worker.config import TrainerConfig, TriggerConfig
 from worker.heartbeat import Held, LeaseGone, held, process_name
 from worker.pipeline import AdaptConfig, Stores, adapt_once
@@ -41,6 +44,7 @@ class Learner:
             trigger=read(TriggerConfig, environ),
             distil=read(DistilConfig, environ),
             gate=read(GateConfig, environ),
+            watch=read(WatchConfig, environ),
         )
         torch.set_num_threads(self._trainer.trainer_threads)
         self._database: Engine = open_database(self._storage.sql_url)
@@ -50,6 +54,8 @@ class Learner:
         self._redis = consume(self._storage.stream_url)
         self._files: TargetFiles = fetch(read(TargetConfig, environ))
         self._versions = Versions(self._blobs, self._files, load_embedding(self._files))
+        drift = read(DriftConfig, environ)
+        self._agreement = Agreement(self._database, self._redis, self._versions, self._storage, drift)
 
     def run(self, job_id: int) -> None:
         """Do one job, unless another worker has it. Whatever happens, the job row says how it ended."""
@@ -67,6 +73,10 @@ class Learner:
                 self._jobs.finish(lease, "failed", f"{type(error).__name__}: {error}")
                 raise
         self._jobs.finish(lease, "done", outcome)
+
+    def replay_plain(self) -> None:
+        """Look for drift in requests that were decoded plainly, with the live drafters of this target."""
+        self._agreement.look(self._files.fingerprint)
 
     def _adapt(self, lease: Lease, still_held: Held) -> str:
         drafter = Registry(self._database).drafter(lease.drafter)

@@ -1,22 +1,27 @@
 """The whole life of the data on the learning side, in one function: from waiting feedback to a promotion."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import structlog
 
-from adapter.distil import DistilConfig, TrainingFailed, distil
+from adapter import moments
+from adapter.distil import DistilConfig, TrainingFailed
 from adapter.gate import GateConfig, decide
 from adapter.replay import evaluate
 from adapter.versions import Versions
+from adapter.watch import WatchConfig
 from storage.decisions import Decision
+from storage.history import round_costs
 from storage.jobs import Lease
 from storage.records import FeedbackRecord
-from storage.registry import Drafter, PointerMoved, Registry, Version
+from storage.registry import Drafter, PointerMoved, Quarantined, Registry, Version
 from storage.stream import FeedbackStream
 from storage.windows import Window, Windows
 from worker.collect import collect
 from worker.config import TriggerConfig
+from worker.guards import distinct
+from worker.lineage import chosen, gathered, trained
 
 log = structlog.get_logger()
 
@@ -30,6 +35,7 @@ class AdaptConfig:
     trigger: TriggerConfig
     distil: DistilConfig
     gate: GateConfig
+    watch: WatchConfig = field(default_factory=WatchConfig)
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,14 @@ def adapt_once(drafter: Drafter, stores: Stores, config: AdaptConfig, still_held
     if candidate is None:
         return None
     parent = _parent(candidate, stores.registry)
-    holdout = _holdout(drafter, stores.windows, config.trigger.holdout_windows)
+    holdout = _holdout(drafter, stores.windows, config.trigger)
     student, predecessor = (stores.weights.load(version, drafter) for version in (candidate, parent))
     evaluation = evaluate(student, predecessor, holdout, config.trigger.draft_length, config.gate.confidence)
-    decision = decide(evaluation, config.gate)
+    costs = round_costs(stores.registry.engine, drafter.name, config.trigger.draft_length)
+    decision = decide(evaluation, config.gate, costs)
     stores.registry.record(candidate, evaluation, decision)
     if decision.promote:
-        decision = _promote(candidate, parent, decision, stores)
+        decision = _promote(candidate, parent, decision, stores, config.watch.holdback)
     stores.windows.close(window, "promoted" if decision.promote else "refused", stores.lease)
     return decision
 
@@ -68,25 +75,29 @@ def _train(
 ) -> Version | None:
     """A new candidate from the live version and the window; None where training failed, and why is kept."""
     parent = stores.registry.live(drafter.name)
-    training = _training(drafter, window, stores.windows, config.distil.replay_windows)
+    names = chosen(parent, window, stores.windows, stores.registry, config.distil)
+    inputs = gathered(names, drafter, parent, stores.windows, stores.weights)
     try:
-        student, report = distil(stores.weights.load(parent, drafter), training, config.distil, still_held)
+        made = trained(inputs, config.distil, still_held)
     except TrainingFailed as failure:
         log.warning("training.failed", drafter=drafter.name, window=window.id, reason=str(failure))
         stores.registry.record_training_failure(parent, window.id, failure.report)
         stores.windows.close(window, "failed", stores.lease)
         return None
-    blob = stores.weights.save(student)
+    blob, report = stores.weights.save(made.student), made.report
+    if config.distil.carry_moments:
+        kept = stores.windows.blobs.put(moments.to_bytes(made.moments))
+        report = replace(report, moments_sha256=kept.sha256)
     return stores.registry.add_candidate(parent, blob.sha256, blob.size, window.id, report)
 
 
-def _promote(candidate: Version, parent: Version, decision: Decision, stores: Stores) -> Decision:
+def _promote(candidate: Version, parent: Version, decision: Decision, stores: Stores, holdback: float) -> Decision:
     """Move the live pointer. A crash after the move brings us here again, perhaps after an operator's rollback."""
     if _taken_back(candidate, stores.registry):
         return Decision(promote=False, reason=f"not promoted: version {candidate.number} was rolled back meanwhile")
     try:
-        stores.registry.promote(candidate, expecting=parent, actor="worker", reason=decision.reason)
-    except PointerMoved as moved:
+        stores.registry.promote(candidate, expecting=parent, actor="worker", reason=decision.reason, holdback=holdback)
+    except (PointerMoved, Quarantined) as moved:
         log.info("candidate.superseded", version=candidate.number, reason=str(moved))
         return Decision(promote=False, reason=f"not promoted: {moved}")
     log.info("candidate.promoted", version=candidate.number, parent=parent.number)
@@ -95,7 +106,7 @@ def _promote(candidate: Version, parent: Version, decision: Decision, stores: St
 
 def _taken_back(candidate: Version, registry: Registry) -> bool:
     states = {s.version.id: s.state for s in registry.versions(candidate.drafter)}
-    return states[candidate.id] == "rolled_back"
+    return states[candidate.id] in ("rolled_back", "quarantined")
 
 
 def _parent(candidate: Version, registry: Registry) -> Version:
@@ -103,11 +114,7 @@ def _parent(candidate: Version, registry: Registry) -> Version:
     return registry.version(candidate.drafter, candidate.parent)
 
 
-def _training(drafter: Drafter, window: Window, windows: Windows, earlier: int) -> list[FeedbackRecord]:
-    """The window's training part, after that of some earlier windows, oldest first, so that less is forgotten."""
-    past = [w for w in windows.recent(drafter.name, earlier + 1) if w.id < window.id][:earlier]
-    return [record for w in [*reversed(past), window] for record in windows.records(w).training]
-
-
-def _holdout(drafter: Drafter, windows: Windows, count: int) -> list[FeedbackRecord]:
-    return [record for w in reversed(windows.recent(drafter.name, count)) for record in windows.records(w).holdout]
+def _holdout(drafter: Drafter, windows: Windows, config: TriggerConfig) -> list[FeedbackRecord]:
+    """Of recent windows, oldest first; what was asked again and again is no more evidence than a few copies of it."""
+    recent = reversed(windows.recent(drafter.name, config.holdout_windows))
+    return distinct((record for w in recent for record in windows.records(w).holdout), config.window_copies)

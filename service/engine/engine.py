@@ -23,11 +23,12 @@ from service.engine.accept import Outcome
 from service.engine.audit import Audit
 from service.engine.batch import Batch
 from service.engine.commit import commit, note
-from service.engine.floor import Floor, FloorConfig, Proposed
+from service.engine.floor import Broken, Floor, FloorConfig, Proposed
 from service.engine.generation import Delta, Generation, Row, clipped, usage
-from service.engine.governor import Governor, GovernorConfig, Played, RowClass
+from service.engine.governor import Governor, GovernorConfig
 from service.engine.inbox import Inbox
 from service.engine.memory import KvMemory, position_bytes
+from service.engine.pace import Pace, class_of
 from service.engine.residents import Resident, Residents
 from service.engine.rounds import RoundResult, first_token, play, read_prompt
 from service.engine.slots import Slots
@@ -82,6 +83,7 @@ class Engine:
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
         self.governor = Governor(config.draft_length, governor) if governor.governor and config.draft_length else None
+        self._pace = Pace(config.draft_length, self.governor)
         self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -226,7 +228,7 @@ class Engine:
 
     def _round(self) -> None:
         began, rows = perf_counter(), list(self._batch.rows)
-        lengths = self._draft_lengths(rows)
+        lengths = self._pace.lengths(rows) if self._residents.proposing else [0] * len(rows)
         versions = [self._residents.of(row.generation.request_id).version for row in rows]
         try:
             result = play(self._target, self._slots, self._residents, rows, lengths, self._config.teacher_top_k)
@@ -237,57 +239,30 @@ class Engine:
             # Whatever is wrong with a drafter, the text does not depend on it: go on without.
             log.exception("drafter.failed", versions=sorted(asked))
             self._residents.failed(asked)
+            self._go_back(self.floor.failed(asked))
             return
         for row, outcome, version in zip(rows, result.outcomes, versions, strict=True):
             note(row, outcome, result, version)
             self._commit(row, outcome)
-        self._observe(rows, result, (perf_counter() - began) * 1e3)
+        self._pace.learn(rows, result, (perf_counter() - began) * 1e3)
         self._guard(rows, versions, result)
 
     def _guard(self, rows: list[Row], versions: list[int], result: RoundResult) -> None:
         """Go back before the next round where a new version is below the floor."""
         seen = zip(rows, versions, result.outcomes, strict=True)
         played = [
-            Proposed(row.generation.request_id, row_class(row), version, outcome.proposed, outcome.accepted)
+            Proposed(row.generation.request_id, class_of(row), version, outcome.proposed, outcome.accepted)
             for row, version, outcome in seen
             if outcome.proposed
         ]
-        broken = self.floor.note(played)
+        self._go_back(self.floor.note(played))
+
+    def _go_back(self, broken: Broken | None) -> None:
         if broken is not None and broken.version == self._residents.live.version:
             log.warning("drafter.taken_back", version=broken.version, reason=broken.reason)
             self._residents.take_back()
             if self.governor is not None:
                 self.governor.rearm()
-
-    def _draft_lengths(self, rows: list[Row]) -> list[int]:
-        """How many tokens to propose a row: what it asks for itself, or the governor's choice for all others."""
-        if not any(resident.drafter for resident in self._residents.all()):
-            return [0] * len(rows)
-        most = self._config.draft_length
-        asked = [row.generation.draft_length for row in rows]
-        chosen = most
-        if self.governor is not None and None in asked:
-            chosen = self.governor.choose([row_class(row) for row in rows])
-        # The round adds a token of the target's own to what is accepted.
-        return [
-            min(chosen if own is None else own, most, row.remaining - 1) for own, row in zip(asked, rows, strict=True)
-        ]
-
-    def _observe(self, rows: list[Row], result: RoundResult, total_ms: float) -> None:
-        if self.governor is not None:
-            seen = zip(rows, result.outcomes, strict=True)
-            self.governor.observe(
-                Played(
-                    batch=len(rows),
-                    width=result.width,
-                    draft_ms=result.draft_ms,
-                    verify_ms=result.verify_ms,
-                    other_ms=total_ms - result.draft_ms - result.verify_ms,
-                    absorbed=result.absorbed,
-                    sampled=any(row.sampler.sampled for row in rows),
-                    rows=tuple((row_class(row), outcome.proposed, outcome.accepted) for row, outcome in seen),
-                )
-            )
 
     def _commit(self, row: Row, outcome: Outcome) -> None:
         delta = commit(row, outcome.tokens, outcome.logprobs, self._target.eos_ids)
@@ -324,7 +299,3 @@ class Engine:
             generation.listener(delta)
         except Exception:
             log.exception("engine.listener_failed", request_id=generation.request_id)
-
-
-def row_class(row: Row) -> RowClass:
-    return RowClass(row.generation.workload, row.generation.policy.bucket)

@@ -5,7 +5,7 @@ traffic, the engine goes back by itself before the next round, and the live foll
 What is less bad than that is left to the watch, which compares and takes its time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import comb
 
@@ -117,6 +117,17 @@ class Floor:
                 self._try(self._trial, row)
             self._know(row)
         return None if self._trial is None else self._judge(self._trial)
+
+    def failed(self, versions: Collection[int]) -> Broken | None:
+        """These versions' drafters raised an error: one on trial is broken, whatever it would have proposed."""
+        if self._trial is not None and self._trial.version in versions:
+            rounds = self._trial.rounds
+            self.broken = Broken(
+                self._trial.version, f"failed right after the swap, after {rounds} rounds: see its log"
+            )
+            self._trial = None
+            return self.broken
+        return None
 
     def _know(self, row: Proposed) -> None:
         kinds = self._known.setdefault(row.version, {})

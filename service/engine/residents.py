@@ -56,6 +56,11 @@ class Residents:
     def all(self) -> list[Resident]:
         return [r for r in (self.live, self._predecessor) if r is not None]
 
+    @property
+    def proposing(self) -> bool:
+        """Whether there is any drafter."""
+        return any(resident.drafter is not None for resident in self.all())
+
     def failed(self, versions: Iterable[int]) -> None:
         """Go on without the drafters of these versions."""
         self.faults += 1

@@ -1,15 +1,19 @@
 """Records to training batches. The convention that matters: a row teaches the token *at* its position."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from adapter.batch import Example, batches, collate, example
+from adapter.batch import Batch, Example, collated, example, grouped, packed, padded
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
 from storage.records import FeedbackRecord, Round
-from tests.adapter.feedback import kept_rows
+from tests.adapter.feedback import kept_rows, refusals
+from tests.service.engine.test_families import FAMILIES
 
 EVERYTHING = 10_000
 
@@ -34,7 +38,7 @@ def test_a_row_at_the_first_output_is_taught_through_the_prompts_last_token(
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
     record = answered[0]
-    first = msgspec.structs.replace(record, teacher=kept_rows(record.teacher, [0]))
+    first = msgspec.structs.replace(record, temperature=1.0, teacher=kept_rows(record.teacher, [0]))
     made = example(first, all_tokens(target), max_context=0)
     assert made is not None
     assert made.tokens.tolist() == [int(record.prompt[-1])]
@@ -42,8 +46,8 @@ def test_a_row_at_the_first_output_is_taught_through_the_prompts_last_token(
 
 
 def test_a_sequence_ends_before_its_last_trained_token(target: Target, answered: list[FeedbackRecord]) -> None:
-    record = msgspec.structs.replace(answered[0], teacher=kept_rows(answered[0].teacher, [2, 5]))
-    made = example(record, all_tokens(target), EVERYTHING)
+    record = refusals(answered[0], [2, 5])
+    made = example(record, all_tokens(target), EVERYTHING, "rejected")
     assert made is not None
     assert made.tokens.tolist() == record.prompt.tolist() + record.output[:5].tolist()
     assert (made.at - len(record.prompt)).tolist() == [1, 4]
@@ -68,7 +72,7 @@ def test_tokens_outside_the_draft_vocabulary_are_absent_and_their_mass_is_kept(
 
 
 def test_a_record_without_rows_gives_no_example(target: Target, answered: list[FeedbackRecord]) -> None:
-    bare = msgspec.structs.replace(answered[0], teacher=kept_rows(answered[0].teacher, []))
+    bare = msgspec.structs.replace(answered[0], temperature=1.0, teacher=kept_rows(answered[0].teacher, []))
     assert example(bare, all_tokens(target), EVERYTHING) is None
 
 
@@ -78,22 +82,75 @@ def accepted_once(record: FeedbackRecord) -> FeedbackRecord:
     return msgspec.structs.replace(record, rounds=played, teacher=kept_rows(record.teacher, [1, 4]))
 
 
-def test_an_accepted_position_is_taught_the_token_that_was_emitted(
+def test_a_position_that_was_not_refused_is_taught_the_token_that_was_emitted(
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
     record = accepted_once(answered[0])
     made = example(record, all_tokens(target), EVERYTHING, accepted_weight=0.25)
     assert made is not None
-    assert (made.at - len(record.prompt) + 1).tolist() == [1, 4, 2, 3]
-    assert made.weight.tolist() == [1.0, 1.0, 0.25, 0.25]
-    assert made.ids[2:, 0].tolist() == record.output[2:4].tolist()
-    assert made.log_p[2:].exp().sum(-1).tolist() == made.log_p[2:, 0].exp().tolist() == [1.0, 1.0]
+    others = [2, 3, *range(5, len(record.output))]
+    assert (made.at - len(record.prompt) + 1).tolist() == [1, 4, *others]
+    assert made.weight.tolist() == [1.0, 1.0] + [0.25] * len(others)
+    assert made.ids[2:, 0].tolist() == record.output[others].tolist()
+    assert set(made.log_p[2:].exp().sum(-1).tolist()) == set(made.log_p[2:, 0].exp().tolist()) == {1.0}
 
 
-def test_without_a_weight_refused_positions_are_trained_on_alone(
+def test_plainly_decoded_tokens_are_taught_too(target: Target, answered: list[FeedbackRecord]) -> None:
+    """While the governor speculates nowhere, a drafter still learns from greedy traffic."""
+    plain = msgspec.structs.replace(answered[0], rounds=(), teacher=kept_rows(answered[0].teacher, []))
+    made = example(plain, all_tokens(target), EVERYTHING)
+    assert made is not None
+    assert (made.at - len(plain.prompt) + 1).tolist() == list(range(1, len(plain.output)))
+
+
+def test_emitted_tokens_of_sampled_requests_teach_nothing(target: Target, answered: list[FeedbackRecord]) -> None:
+    record = msgspec.structs.replace(accepted_once(answered[0]), temperature=1.0)
+    made = example(record, all_tokens(target), EVERYTHING)
+    assert made is not None
+    assert (made.at - len(record.prompt) + 1).tolist() == [1, 4]
+
+
+def test_as_osd_is_published_only_refused_positions_are_trained_on(
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
-    made = example(accepted_once(answered[0]), all_tokens(target), EVERYTHING)
+    """Not the accepted ones, and not the row that was logged at a plainly decoded token."""
+    record = accepted_once(answered[0])
+    record = msgspec.structs.replace(record, teacher=kept_rows(answered[0].teacher, [1, 4, 6]))
+    made = example(record, all_tokens(target), EVERYTHING, "rejected")
+    assert made is not None
+    assert (made.at - len(record.prompt) + 1).tolist() == [1, 4]
+    assert made.weight.tolist() == [1.0, 1.0]
+    assert len(made.tokens) == len(record.prompt) + 4
+
+
+def test_rows_that_were_logged_at_verified_positions_are_taken_instead_of_the_emitted_token(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    record = accepted_once(answered[0])
+    record = msgspec.structs.replace(record, teacher=kept_rows(answered[0].teacher, [1, 2, 4]))
+    made = example(record, all_tokens(target), EVERYTHING, accepted_weight=0.5)
+    assert made is not None
+    assert (made.at - len(record.prompt) + 1).tolist()[:4] == [1, 2, 4, 3]
+    assert made.weight.tolist()[:4] == [1.0, 0.5, 1.0, 0.5]
+    assert bool((made.log_p[1, :-1].exp() > 0).sum() > 1)  # the target's row
+    assert bool((made.log_p[3, :-1].exp() > 0).sum() == 1)  # the emitted token
+
+
+def test_rows_of_sampled_requests_at_accepted_positions_are_trained_on(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    record = msgspec.structs.replace(
+        accepted_once(answered[0]), temperature=1.0, teacher=kept_rows(answered[0].teacher, [1, 2, 4])
+    )
+    made = example(record, all_tokens(target), EVERYTHING)
+    assert made is not None
+    assert (made.at - len(record.prompt) + 1).tolist() == [1, 2, 4]
+
+
+def test_without_a_weight_a_position_that_was_not_refused_is_left_out(
+    target: Target, answered: list[FeedbackRecord]
+) -> None:
+    made = example(accepted_once(answered[0]), all_tokens(target), EVERYTHING, accepted_weight=0.0)
     assert made is not None
     assert (made.at - len(answered[0].prompt) + 1).tolist() == [1, 4]
 
@@ -112,39 +169,71 @@ def made_up(lengths: list[int]) -> list[Example]:
     ]
 
 
-def test_every_example_is_in_each_pass_once_and_batches_keep_to_their_size() -> None:
+def batches(examples: list[Example], size: int, seed: int = 0, packing: bool = False) -> list[Batch]:
+    generator = torch.Generator().manual_seed(seed)
+    return [collated(group, packing) for group in grouped(examples, size, generator, packing)]
+
+
+def taught(batch: Batch) -> list[int]:
+    """The examples in a batch."""
+    return batch.tokens.flatten()[batch.at].tolist()
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_every_example_is_in_each_pass_once_and_batches_keep_to_their_size(packing: bool) -> None:
     lengths = np.random.default_rng(0).integers(5, 60, size=40).tolist()
-    for batch in (found := list(batches(made_up(lengths), 200, torch.Generator().manual_seed(0)))):
-        assert batch.tokens.numel() <= 200
-    seen = torch.cat([batch.tokens.flatten()[batch.at] for batch in found])
-    assert sorted(seen.tolist()) == list(range(40))
+    found = batches(made_up(lengths), 200, packing=packing)
+    assert all(batch.tokens.numel() <= 200 for batch in found)
+    assert sorted(i for batch in found for i in taught(batch)) == list(range(40))
+
+
+def test_packed_batches_hold_no_padding() -> None:
+    lengths = np.random.default_rng(0).integers(5, 60, size=40).tolist()
+    found = batches(made_up(lengths), 200, packing=True)
+    assert sum(batch.tokens.numel() for batch in found) == sum(lengths)
+
+
+def test_packed_examples_restart_their_positions_and_keep_their_rows() -> None:
+    batch = packed(made_up([3, 1, 2]))
+    assert batch.tokens.tolist() == [[0, 0, 0, 1, 2, 2]]
+    assert batch.positions is not None
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 0, 1]]
+    assert batch.at.tolist() == [2, 3, 5]
+    assert taught(batch) == [0, 1, 2]
 
 
 def test_a_sequence_longer_than_the_batch_size_has_a_batch_of_its_own() -> None:
-    found = list(batches(made_up([5, 500, 5]), 100, torch.Generator().manual_seed(0)))
+    found = batches(made_up([5, 500, 5]), 100)
     assert sorted(batch.tokens.shape[0] for batch in found) == [1, 2]
 
 
+@pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_order_depends_on_the_seed_alone(seed: int) -> None:
-    lengths = [10] * 12
-    first, second = (
-        [
-            b.at.tolist() + b.tokens[:, 0].tolist()
-            for b in batches(made_up(lengths), 30, torch.Generator().manual_seed(seed))
-        ]
-        for _ in range(2)
-    )
-    other = [
-        b.at.tolist() + b.tokens[:, 0].tolist()
-        for b in batches(made_up(lengths), 30, torch.Generator().manual_seed(seed + 10))
-    ]
+def test_the_order_depends_on_the_seed_alone(seed: int, packing: bool) -> None:
+    examples = made_up([10] * 12)
+    first, second, other = ([taught(b) for b in batches(examples, 30, s, packing)] for s in (seed, seed, seed + 10))
     assert first == second
     assert first != other
 
 
+@pytest.mark.parametrize("family", ["qwen2_sliding", "gpt_neox", "gemma3"])
+def test_packed_sequences_do_not_see_each_other_in_any_standard_decoder(family: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    drafter = CausalLM.from_target(model, 2, torch.arange(320))
+    examples = [
+        replace(made, tokens=torch.randint(1, 320, made.tokens.shape, generator=torch.Generator().manual_seed(n)))
+        for n, made in enumerate(made_up([30, 1, 17, 20]))
+    ]
+    together = packed(examples)
+    found = drafter.hidden(together.tokens, together.positions)[0].split([30, 1, 17, 20])
+    for e, hidden in zip(examples, found, strict=True):
+        torch.testing.assert_close(hidden, drafter.hidden(e.tokens[None])[0], rtol=1e-4, atol=1e-5)
+
+
 def test_padding_keeps_rows_and_the_bucket_in_their_columns() -> None:
-    batch = collate(made_up([3, 5]))
+    batch = padded(made_up([3, 5]))
     assert batch.at.tolist() == [2, 9]
     assert batch.tokens.flatten()[batch.at].tolist() == [0, 1]
     assert batch.ids.tolist() == [[0, 0, -1], [1, 1, 1]]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from adapter.drafters.causal_lm import CausalLM
-from adapter.replay import evaluate, matches, overlaps, rounds
+from adapter.replay import Paired, compare, evaluate, matches, overlaps, rounds, scored
 from adapter.target import Target
-from storage.records import FeedbackRecord
-from tests.adapter.feedback import refusals, served
+from storage.records import FeedbackRecord, Round
+from tests.adapter.feedback import kept_rows, refusals, served
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,25 @@ def test_workloads_and_policies_are_scored_apart(one: CausalLM, two: CausalLM, a
     evaluation = evaluate(two, one, holdout, k=4)
     found = [(s.workload, s.policy, s.requests) for s in evaluation.scores]
     assert found == [("default", "greedy", 2), ("default", "sampled", 5), ("sql", "greedy", 3)]
-    assert evaluation.requests == evaluation.overall.requests == 10
-    assert evaluation.overall.policy == "all"
+    assert evaluation.requests == 10
+    assert (evaluation.overall.workload, evaluation.overall.policy, evaluation.overall.requests) == ("all", "greedy", 5)
     assert {s.workload: s.parent_length for s in evaluation.scores if s.policy == "sampled"} == {"default": 1.0}
+
+
+def test_over_all_a_workload_counts_by_its_requests_and_not_by_their_length() -> None:
+    def pair(workload: str, positions: int, gain: float) -> Paired:
+        own = positions * (0.3 + gain)
+        return Paired(workload, "greedy", positions, float(positions), positions * 0.3, own, (), ())
+
+    pairs = [*(pair("chat", 400, 0.1) for _ in range(5)), *(pair("sql", 10, -0.1) for _ in range(15))]
+    overall = scored(pairs, k=4).overall
+    assert overall.gain == pytest.approx((5 * 0.1 - 15 * 0.1) / 20)
+    assert (overall.requests, overall.positions) == (20, 5 * 400 + 15 * 10)
+
+
+def test_a_greedy_answer_under_a_penalty_is_not_replayed(one: CausalLM, answered: list[FeedbackRecord]) -> None:
+    assert compare(one, one, msgspec.structs.replace(answered[0], adjusted=True), k=4) is None
+    assert compare(one, one, msgspec.structs.replace(answered[0], structured=True), k=4) is None
 
 
 def test_rejections_only_do_not_make_another_drafter_look_better(
@@ -150,6 +166,27 @@ def test_rejections_only_do_not_make_another_drafter_look_better(
 def _refused_by_chance(drafter: CausalLM, record: FeedbackRecord, generator: np.random.Generator) -> FeedbackRecord:
     refused = np.flatnonzero(generator.random(len(record.output)) > overlaps(drafter, record))
     return refusals(record, refused.tolist())
+
+
+def test_rows_of_plainly_decoded_tokens_stand_for_all_of_those(
+    one: CausalLM, two: CausalLM, answered: list[FeedbackRecord]
+) -> None:
+    """Every third row of a plain output, and refusals in a short stretch with rounds, come near all positions."""
+    all_rows = [msgspec.structs.replace(r, temperature=1.0) for r in answered]
+    exact = evaluate(two, one, all_rows, k=4).overall
+    thinned = [_plain_but_for_some_rounds(one, r, first) for r in all_rows for first in range(3)]
+    found = evaluate(two, one, thinned, k=4).overall
+    assert found.parent_probability == pytest.approx(exact.parent_probability, abs=0.02)
+    assert found.candidate_probability == pytest.approx(exact.candidate_probability, abs=0.02)
+
+
+def _plain_but_for_some_rounds(drafter: CausalLM, record: FeedbackRecord, first: int) -> FeedbackRecord:
+    """Three rounds of one proposal, refused by chance as they would be; all other tokens decoded plainly."""
+    generator = np.random.default_rng(first)
+    refused = [t for t in (1, 3, 5) if generator.random() > overlaps(drafter, record)[t]]
+    played = tuple(Round(t, 1, 1, int(t not in refused), -1, 0.0, 1.0, 1.0) for t in (1, 3, 5))
+    plain = [0, *range(7 + first, len(record.output), 3)]
+    return msgspec.structs.replace(record, rounds=played, teacher=kept_rows(record.teacher, sorted(refused + plain)))
 
 
 def test_an_empty_holdout_has_no_gain(one: CausalLM) -> None:

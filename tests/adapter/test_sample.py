@@ -5,7 +5,8 @@ import torch
 
 from adapter.sample import answers, chat_prompt
 from adapter.target import Target
-from storage.records import FeedbackRecord, validate
+from storage.records import FeedbackRecord
+from storage.validation import validate
 
 
 def test_a_batch_of_prompts_of_unequal_lengths_is_answered_as_each_alone(

@@ -97,6 +97,15 @@ def test_the_card_for_people_has_the_gates_sentence_and_interval(redraft: Run) -
     assert "+0.100 [+0.050, +0.150]" in text
 
 
+@pytest.mark.usefixtures("traffic")
+def test_the_card_for_people_says_what_training_did_and_what_the_draft_vocabulary_covers(redraft: Run) -> None:
+    text = " ".join(redraft("show", "2").stdout.split())
+    assert "3 records (2 replayed), 40 positions, 2 passes, 5 steps" in text
+    assert "covers 87.5% of the target's mass, 75.0% of the emitted tokens" in text
+    assert "2.500 -> 1.250 -> 1.500" in text
+    assert "novelty 1.50" in text
+
+
 def test_a_first_version_has_no_training_and_no_evaluation(redraft: Run, registry: Registry) -> None:
     make_drafter(registry)
     card = json.loads(redraft("show", "1", "--json").stdout)

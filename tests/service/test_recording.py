@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from adapter.policy import Policy
 from adapter.target import Target
 from service.recording import Origin, record_of
 from storage.records import RecordRefused, decode, encode
@@ -50,3 +51,15 @@ def test_of_a_client_that_opted_out_only_counts_leave_the_process(target: Target
     assert not record.output.any()
     assert {r.rejected_token for r in record.rounds} <= {0, -1}
     assert record.teacher.positions == b""
+
+
+def test_text_under_a_penalty_is_not_held_against_the_targets_own_choice(target: Target) -> None:
+    penalised = Policy(temperature=0.0, repetition_penalty=1.8)
+    with running(target, first_layers(target, layers=1), teacher_top_k=8) as engine:
+        client = ask(engine, random_prompt(target, 6), max_tokens=40, policy=penalised)
+        client.wait()
+    record = record_of(client.generation, Origin("t", "k", "d"))
+    assert (record.greedy, record.adjusted, record.exact) == (True, True, False)
+    positions, ids, _, _ = record.teacher.arrays()
+    assert (record.output[positions] != ids[:, 0]).any()
+    validate(record, target.vocab_size)

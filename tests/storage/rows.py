@@ -1,5 +1,7 @@
 """What storage's tests put into the database: a drafter, windows, candidates, feedback records."""
 
+import msgspec
+
 from storage.decisions import Decision, Evaluation, TrainingReport, WorkloadScore
 from storage.records import SCHEMA_VERSION, FeedbackRecord, Round, TeacherRows, int32
 from storage.registry import Registry, Version
@@ -14,17 +16,23 @@ def make_drafter(registry: Registry, name: str = "chat", target: str = "target-1
     return registry.create_drafter(name, "causal_lm", target, "tokenizer-1", {"layers": 2}, DIGEST, 100, "test")
 
 
-def make_candidate(registry: Registry, store: WeightsStore, parent: Version, name: str) -> Version:
+def make_candidate(
+    registry: Registry, store: WeightsStore, parent: Version, name: str, tenant: str = "acme"
+) -> Version:
     """A candidate of `parent` from a closed window of one record called `name`."""
     windows = Windows(registry.engine, store)
-    window = windows.keep(parent.drafter, (make_record(name),), ())
+    record = msgspec.structs.replace(make_record(name), tenant=tenant)
+    window = windows.keep(parent.drafter, (record,), ())
     assert window is not None
     windows.close(window, "promoted")
     return registry.add_candidate(parent, DIGEST, 100, window.id, make_training())
 
 
 def make_training(outcome: str = "trained", last_loss: float = 1.0, reason: str = "") -> TrainingReport:
-    return TrainingReport(7, {"lr": 0.001}, 3, 40, 5, 2.0, last_loss, 0.5, outcome, reason)
+    return TrainingReport(
+        7, {"lr": 0.001}, 3, 40, 5, 2.0, last_loss, 0.5, outcome, reason, replayed=2, passes=2,
+        set_aside_losses=(2.5, 1.25, 1.5), novelty=1.5, mass_covered=0.875, tokens_covered=0.75,
+    )  # fmt: skip
 
 
 def make_evaluation(gain: float = 0.1) -> Evaluation:
