@@ -28,7 +28,7 @@ MEANINGS = {
     "promotions": "of these, promoted",
     "training_seconds": "time in training of the segment's updates",
     "curve": "moving mean of acceptance probability, a point a request, from the shift on; each request is met before "
-    "anything is learnt from it. Of the offline arm: its level",
+    "anything is learnt from it, four at a time. Of the offline arm: its level",
     "length_curve": "acceptance length at k over the same moving window",
     "probabilities": "acceptance probability of each request; null: its answer is one token. Of the offline arm: "
     "its level",

@@ -19,18 +19,20 @@ def draw(report: AdaptReport, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=SIZE, sharex=True)
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=SIZE, sharex=True, layout="constrained")
     for arm in report.settings.arms:
         rows = [row for row in report.rows if row.arm == arm]
         _line(above, arm, rows, [row.curve for row in rows])
         _line(below, arm, rows, [row.length_curve for row in rows])
     _shifts((above, below), [row for row in report.rows if row.arm == report.settings.arms[0]])
     _promotions(above, report)
-    window, k = report.settings.window, report.settings.draft_length
-    above.set(ylabel=f"acceptance probability, mean of {window} requests")
-    below.set(ylabel=f"acceptance length at k={k}", xlabel="requests")
-    above.legend(fontsize=8, loc="lower right")
-    figure.tight_layout()
+    above.set(ylabel="acceptance probability", ylim=(0.0, 1.0))
+    below.set(ylabel=f"acceptance length at k={report.settings.draft_length}", xlabel="requests")
+    figure.suptitle(
+        f"moving mean of {report.settings.window} requests, anew at each shift; triangles: redraft promoted a version",
+        fontsize=9,
+    )
+    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -59,5 +61,4 @@ def _shifts(axes: Sequence[Any], rows: Sequence[Row]) -> None:
 def _promotions(axis: Any, report: AdaptReport) -> None:
     """When redraft's versions went live."""
     at = [n.request for n in report.updates if n.arm == REDRAFT and n.update.outcome == "promoted"]
-    low = axis.get_ylim()[0]
-    axis.plot(at, [low] * len(at), "^", color=COLOURS[REDRAFT], markersize=5, clip_on=False)
+    axis.plot(at, [0.0] * len(at), "^", color=COLOURS[REDRAFT], markersize=5, clip_on=False)

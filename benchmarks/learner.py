@@ -14,6 +14,7 @@ from benchmarks.experiment import Experiment
 from benchmarks.first import register
 from storage.config import StorageConfig
 from storage.database import migrate, open_database
+from storage.decisions import TrainingReport
 from storage.jobs import Jobs
 from storage.records import FeedbackRecord, encode
 from storage.redis_clients import consume
@@ -64,6 +65,10 @@ class Learner:
         """The live version's number, and its weights as a server would load them."""
         version = self._registry.live(self._drafter.name)
         return version.number, self._versions.load(version, self._drafter)
+
+    def training(self, number: int) -> TrainingReport | None:
+        """The run that made a version."""
+        return self._registry.training(self._registry.version(self._drafter.name, number))
 
     def take_in(self, records: Sequence[FeedbackRecord]) -> list[Update]:
         """Put records on the stream, as a server does, and do the updates that are due then."""

@@ -16,7 +16,9 @@ from cli.output import CommandError, as_json, fail, say, write
 from cli.settings import settings
 from cli.subject import load_subject
 
-app = typer.Typer(name="bench", help="Measure decoding, feedback and serving on this machine.", no_args_is_help=True)
+app = typer.Typer(
+    name="bench", help="Measure decoding, feedback, serving and learning on this machine.", no_args_is_help=True
+)
 
 BatchOption = Annotated[str, typer.Option("--batch", help="requests in flight, separated by commas")]
 RepeatsOption = Annotated[int, typer.Option(help="runs of each arm, in turn; figures are medians", min=1)]

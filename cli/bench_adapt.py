@@ -1,8 +1,7 @@
 """`redraft bench adapt` and `redraft bench grid`: how well and how soon drafters learn from real prompts."""
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from importlib.util import find_spec
@@ -76,10 +75,10 @@ def adapt(
     check(names)
     traffic = Traffic(requests, held_out, max_tokens, seed if seed >= 0 else None)
     asked = AdaptSettings(traffic, names, k, window, warm_start)
-    with _experiment(texts, traffic, warm_start) as experiment:
-        folder = experiment.folder
-        with start_valkey(folder / "v.sock", folder / "valkey") as redis:
-            report = measure(experiment, asked, _ours(), redis.url, say)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="redraft-")))
+        redis = stack.enter_context(start_valkey(folder / "v.sock", folder / "valkey"))
+        report = measure(_experiment(texts, traffic, warm_start, folder), asked, _ours(), redis.url, say)
     show_adapt(report.rows)
     write(json, as_json(report.as_json()))
     if png is not None:
@@ -113,25 +112,24 @@ def grid(
 
     chosen = _chosen("--losses", losses, tuple(LOSSES)), _chosen("--positions", positions, get_args(Positions))
     traffic = Traffic(requests, held_out, max_tokens, seed if seed >= 0 else None)
-    with _experiment(texts, traffic, warm_start) as experiment:
-        report = measure(experiment, GridSettings(traffic, *chosen, k, warm_start), settings(DistilConfig), say)
+    asked = GridSettings(traffic, *chosen, k, warm_start)
+    with tempfile.TemporaryDirectory(prefix="redraft-") as folder:
+        experiment = _experiment(texts, traffic, warm_start, Path(folder))
+        report = measure(experiment, asked, settings(DistilConfig), say)
     show_grid(report)
     write(json, as_json(report.as_json()))
 
 
-@contextmanager
-def _experiment(texts: dict[str, list[str]], traffic: "Traffic", warm_start: bool) -> "Iterator[Experiment]":
-    """The target, and what is kept of it or made now; a folder for the run that is dropped after the block."""
+def _experiment(texts: dict[str, list[str]], traffic: "Traffic", warm_start: bool, folder: Path) -> "Experiment":
+    """The target, and its answers and version 1, kept or made now; `folder` is for this run alone."""
     from adapter.target import TargetConfig, load, load_embedding
     from benchmarks.experiment import prepare as prepared
 
     config = settings(TargetConfig)
     target = load(config)
     embedding = load_embedding(target.files).to(target.device)
-    cache = config.cache.expanduser() / "bench"
-    with tempfile.TemporaryDirectory(prefix="redraft-") as folder:
-        start = _start(target, embedding, warm_start)
-        yield prepared(target, embedding, texts, traffic, start, cache, Path(folder), say)
+    start, cache = _start(target, embedding, warm_start), config.cache.expanduser() / "bench"
+    return prepared(target, embedding, texts, traffic, start, cache, folder, say)
 
 
 def _start(target: "Target", embedding: "Tensor", warm_start: bool) -> "Start":

@@ -18,6 +18,7 @@ from adapter.gate import GateConfig
 from adapter.sample import chat_prompt
 from adapter.target import Target, TargetConfig, load
 from adapter.vocabulary import choose_draft_vocabulary, count_tokens
+from adapter.watch import WatchConfig
 from cli.demo.prompts import human_eval
 from storage.config import read
 from storage.database import migrate, open_database
@@ -34,6 +35,7 @@ CONFIG = AdaptConfig(
     trigger=TriggerConfig(window_records=TRAFFIC + 2 * UNSEEN, holdout_share=0.25),
     distil=DistilConfig(),
     gate=GateConfig(minimum_requests=2),
+    watch=WatchConfig(holdback=0.0),  # every request is the live version's
 )
 
 

@@ -235,3 +235,21 @@ def test_a_database_that_is_away_is_said_to_be(tmp_path: Path) -> None:
         status, data = call(address, "GET", "/redraft/versions", headers={"Authorization": "Bearer rdk_x"})
     assert status == 503
     assert "serving goes on" in json.loads(data)["error"]["message"]
+
+
+def test_a_version_in_quarantine_is_promoted_only_where_the_order_says_so(ask: Ask, registry: Registry) -> None:
+    ask("POST", "/redraft/promote", {"version": 2, "reason": "better"})
+    registry.take_back(registry.version("chat", 2), "watch", "worse by 0.1")
+    status, answer = ask("POST", "/redraft/promote", {"version": 2, "reason": "again"})
+    assert status == 409
+    assert "quarantine" in answer["error"]["message"]
+    order = {"version": 2, "reason": "it was the traffic", "quarantined": True}
+    assert ask("POST", "/redraft/promote", order)[0] == 200
+    assert registry.live("chat").number == 2
+
+
+def test_watches_are_listed_with_their_findings(ask: Ask, registry: Registry) -> None:
+    registry.promote(registry.version("chat", 2), registry.live("chat"), "worker", "better", holdback=0.2)
+    _, answer = ask("GET", "/redraft/watch")
+    (watch,) = answer["watches"]
+    assert (watch["version"], watch["predecessor"], watch["share"], watch["state"]) == (2, 1, 0.2, "open")

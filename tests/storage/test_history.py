@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine
 
-from storage.history import by_version, fold, forget, history, rows_of
+from storage.history import by_version, fold, forget, history, round_costs, rows_of
 from storage.records import FeedbackRecord
 from tests.storage.rows import MINUTE, make_record, make_round
 
@@ -140,3 +140,12 @@ def test_splitting_a_record_loses_nothing(rounds: list[tuple[int, int, int]], to
     if rounds:
         assert sum(row.output_tokens for row in rows) == tokens
         assert abs(sum(row.total_ms for row in rows) - record.total_ms) < 1e-6
+
+
+def test_the_costs_of_a_round_are_known_by_draft_length(engine: Engine) -> None:
+    fold(engine, [ONE, make_record("b", (make_round(2, 2, 1),))])
+    costs = round_costs(engine, "chat", 4)
+    assert costs is not None
+    assert (costs.rounds, costs.draft_ms, costs.verify_ms, costs.ms) == (3, 2.0, 10.0, 12.0)
+    assert costs.progress(3.0) == 3.0 / 12.0
+    assert round_costs(engine, "chat", 8) is None

@@ -238,6 +238,7 @@ def _rename_tenant(chain: Chain, record_id: str, tenant: str) -> None:
         msgspec.structs.replace(r, tenant=tenant) if r.record_id == record_id else r for r in records.training
     )
     digest = chain.store.put(packed(replace(records, training=training))).sha256
+    chain.store.delete(window.sha256)
     with chain.database.begin() as connection:
         connection.execute(text("UPDATE feedback_window SET sha256 = :new WHERE id = 1"), {"new": digest})
         connection.execute(
