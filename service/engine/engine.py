@@ -16,7 +16,6 @@ import torch
 
 from adapter.drafters.causal_lm import CausalLM
 from adapter.packing import pack
-from adapter.sampling import Sampler
 from adapter.target import Target
 from service.engine import attention
 from service.engine.accept import Outcome
@@ -29,10 +28,10 @@ from service.engine.governor import Governor, GovernorConfig
 from service.engine.inbox import Inbox
 from service.engine.memory import KvMemory, position_bytes
 from service.engine.pace import Pace, class_of
+from service.engine.prompts import Prompts
 from service.engine.residents import Resident, Residents
-from service.engine.rounds import RoundResult, first_token, play, read_prompt
+from service.engine.rounds import RoundResult, first_token, play
 from service.engine.slots import Slots
-from service.engine.text import TextStream
 from storage.config import setting
 
 NOTHING_NEW = Delta("", ())
@@ -82,6 +81,7 @@ class Engine:
         self.floor = Floor(floor)
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
+        self._prompts = Prompts(target, self._slots, self._batch, self._inbox, config.prefill_chunk)
         self.governor = Governor(config.draft_length, governor) if governor.governor and config.draft_length else None
         self._pace = Pace(config.draft_length, self.governor)
         self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
@@ -198,33 +198,8 @@ class Engine:
             self._leave(row, NOTHING_NEW, "cancelled")
 
     def _read_prompts(self) -> None:
-        """Read prompts into free slots, in the order in which they came, a chunk of tokens in all."""
-        left = self._config.prefill_chunk
-        while left > 0 and (row := self._next_prompt()) is not None:
-            before = row.target_length
-            logits = read_prompt(self._target, self._slots, len(self._batch.rows), row, left)
-            left -= row.target_length - before
-            if logits is not None:
-                row.generation.first_token_at = perf_counter()
-                self._batch.filled()
-                self._commit(row, first_token(self._target, row, logits, self._config.teacher_top_k))
-
-    def _next_prompt(self) -> Row | None:
-        """The row whose prompt is being read, or the next request where a slot is free."""
-        if self._batch.has_room and (generation := self._inbox.take_request()) is not None:
-            self._batch.filling = self._row(generation)
-        return self._batch.filling
-
-    def _row(self, generation: Generation) -> Row:
-        sampler = Sampler(
-            generation.policy,
-            generation.prompt_ids,
-            generation.output_ids,
-            seed=generation.seed,
-            constraint=generation.constraint,
-        )
-        text = TextStream(self._target.tokenizer, generation.stop)
-        return Row(generation, text, sampler, list(generation.prompt_ids))
+        for row, logits in self._prompts.read():
+            self._commit(row, first_token(self._target, row, logits, self._config.teacher_top_k))
 
     def _round(self) -> None:
         began, rows = perf_counter(), list(self._batch.rows)

@@ -4,6 +4,8 @@ A request has a probability of acceptance of its own for the parent (spread 0.15
 difference varies from request to request (spread 0.08) around the true gain; its positions are then drawn.
 """
 
+from statistics import median
+
 import numpy as np
 import pytest
 
@@ -57,9 +59,10 @@ def test_a_true_gain_of_three_hundredths_is_found_within_the_stated_sample() -> 
 
 
 def test_what_it_says_it_can_find_it_finds_about_four_times_in_five() -> None:
-    (one,) = decisions({"chat": 0.02}, 60, seed=3, holdouts=1)
-    stated = float(one.reason.split("find a gain of ")[1].split()[0])
-    share = sum(d.promote for d in decisions({"chat": stated}, 60, seed=4, holdouts=100)) / 100
+    """What one holdout states depends on its own spread, so the middle of many is taken."""
+    some = decisions({"chat": 0.02}, 60, seed=3, holdouts=21)
+    stated = [float(d.reason.split("find a gain of ")[1].split()[0]) for d in some]
+    share = sum(d.promote for d in decisions({"chat": median(stated)}, 60, seed=4, holdouts=200)) / 200
     assert 0.65 < share < 0.95
 
 

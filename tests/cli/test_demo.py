@@ -59,32 +59,24 @@ def progress() -> Progress:
 
 
 def test_a_demo_in_which_the_drafter_did_not_learn_says_so(progress: Progress) -> None:
-    report = report_of(
-        progress, finale(0.3, arm("last", 0.3)), 1.0
-    )
+    report = report_of(progress, finale(0.3, arm("last", 0.3)), 1.0)
     assert "the last version's acceptance probability is not above the first's" in report.shortfalls
 
 
 def test_an_output_that_departs_without_a_near_tie_is_a_shortfall(progress: Progress) -> None:
-    report = report_of(
-        progress, finale(0.1, arm("last", 0.3, 6, 1)), 1.0
-    )
+    report = report_of(progress, finale(0.1, arm("last", 0.3, 6, 1)), 1.0)
     assert "1 outputs of arm last differ from plain decoding" in report.shortfalls
 
 
 def test_a_failed_request_is_a_shortfall(progress: Progress) -> None:
     progress.add(Failure("humaneval", "connection refused"))
-    report = report_of(
-        progress, finale(0.1, arm("last", 0.3)), 1.0
-    )
+    report = report_of(progress, finale(0.1, arm("last", 0.3)), 1.0)
     assert report.failed_requests == 1
     assert any("connection refused" in shortfall for shortfall in report.shortfalls)
 
 
 def test_the_report_and_the_plot_are_written(progress: Progress, tmp_path: Path) -> None:
-    report = report_of(
-        progress, finale(0.1, arm("last", 0.3)), 1.0
-    )
+    report = report_of(progress, finale(0.1, arm("last", 0.3)), 1.0)
     write(report, progress.answers, tmp_path)
     written = json.loads((tmp_path / "report.json").read_text())
     assert [a["arm"] for a in written["comparison"]] == ["plain", "first", "last", "governed"]

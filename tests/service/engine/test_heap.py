@@ -1,11 +1,13 @@
 """A process that decodes keeps its memory, and does not pile it up."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from cli.children import CHECKOUT
+from service.engine.heap import CACHES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's figures of a process")
 
@@ -48,8 +50,10 @@ print(resident() - before)
 
 
 def said(script: str) -> float:
-    """What a script prints, run in a process of its own."""
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=CHECKOUT)
+    """What a script prints, run in a process of its own, which nobody has settled before."""
+    environ = {name: value for name, value in os.environ.items() if name not in CACHES}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT, env=environ)
     return float(ran.stdout)
 
 

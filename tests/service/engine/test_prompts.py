@@ -3,7 +3,7 @@
 import pytest
 
 from adapter.target import Target
-from service.engine import engine as engine_module
+from service.engine import engine, prompts
 from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
 
 
@@ -18,7 +18,7 @@ def test_a_prompt_read_in_pieces_gives_the_same_output(target: Target, chunk: in
 def test_others_go_on_while_a_long_prompt_is_read(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two pieces of the long prompt the running request has a round."""
     log: list[str] = []
-    read, play = engine_module.read_prompt, engine_module.play
+    read, play = prompts.read_prompt, engine.play
 
     def noted_read(*args: object) -> object:
         log.append("read")
@@ -28,11 +28,11 @@ def test_others_go_on_while_a_long_prompt_is_read(target: Target, monkeypatch: p
         log.append("round")
         return play(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "read_prompt", noted_read)
-    monkeypatch.setattr(engine_module, "play", noted_play)
-    with running(target, slots=2, prefill_chunk=10) as engine:
-        short = ask(engine, random_prompt(target, 1, 5), max_tokens=40)
-        long = ask(engine, random_prompt(target, 2, 80), max_tokens=4)
+    monkeypatch.setattr(prompts, "read_prompt", noted_read)
+    monkeypatch.setattr(engine, "play", noted_play)
+    with running(target, slots=2, prefill_chunk=10) as decoder:
+        short = ask(decoder, random_prompt(target, 1, 5), max_tokens=40)
+        long = ask(decoder, random_prompt(target, 2, 80), max_tokens=4)
         short.wait()
         long.wait()
     assert "read read read" not in " ".join(log[2:])
