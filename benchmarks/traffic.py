@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from adapter.drafters.causal_lm import CausalLM
 from adapter.replay import matches, rounds
-from storage.records import FeedbackRecord, Round, TeacherRows
+from storage.records import FeedbackRecord, Round
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,5 @@ def _record(drafting: Drafting, answer: FeedbackRecord, played: list[tuple[int, 
         drafter=drafting.name,
         finished_at=time.time(),
         rounds=tuple(found),
-        teacher=_rows_at(answer.teacher, refused),
-    )
-
-
-def _rows_at(teacher: TeacherRows, wanted: list[int]) -> TeacherRows:
-    """The rows at some of their output positions."""
-    positions, ids, log_probs, tail = teacher.arrays()
-    at = np.flatnonzero(np.isin(positions, wanted))
-    return TeacherRows(
-        top_k=teacher.top_k,
-        positions=positions[at].tobytes(),
-        ids=ids[at].tobytes(),
-        log_probs=log_probs[at].astype("<f2").tobytes(),
-        tail_log_mass=tail[at].tobytes(),
+        teacher=answer.teacher.at(refused),
     )

@@ -8,6 +8,7 @@ A row of `TeacherRows` belongs to the context *before* the token that was refuse
 token at output index `positions[r]` (the published OSD code is off by one here).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,18 @@ class TeacherRows(msgspec.Struct, frozen=True, array_like=True):
         ids = np.frombuffer(self.ids, dtype="<i4").reshape(shape)
         log_probs = np.frombuffer(self.log_probs, dtype="<f2").astype(np.float32).reshape(shape)
         return positions, ids, log_probs, np.frombuffer(self.tail_log_mass, dtype="<f4")
+
+    def at(self, wanted: Sequence[int]) -> "TeacherRows":
+        """The rows at those of the output positions that have one."""
+        positions, ids, log_probs, tail = self.arrays()
+        kept = np.flatnonzero(np.isin(positions, wanted))
+        return TeacherRows(
+            top_k=self.top_k,
+            positions=positions[kept].tobytes(),
+            ids=ids[kept].tobytes(),
+            log_probs=log_probs[kept].astype("<f2").tobytes(),
+            tail_log_mass=tail[kept].tobytes(),
+        )
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +125,6 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FeedbackRecord)
-_many = msgspec.msgpack.Decoder(tuple[FeedbackRecord, ...])
 _SUMMARY = ("record_id", "tenant", "finished_at")
 
 
@@ -152,11 +164,3 @@ def summary(data: bytes) -> Summary | None:
         return msgspec.convert({name: fields.get(name) for name in _SUMMARY}, Summary, strict=True)
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError):
         return None
-
-
-def encode_many(records: tuple[FeedbackRecord, ...]) -> bytes:
-    return _encoder.encode(records)
-
-
-def decode_many(data: bytes) -> tuple[FeedbackRecord, ...]:
-    return _many.decode(data)

@@ -12,7 +12,7 @@ from adapter.batch import Batch, Example, collated, example, grouped, packed, pa
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
 from storage.records import FeedbackRecord, Round
-from tests.adapter.feedback import kept_rows, refusals
+from tests.adapter.feedback import refusals
 from tests.service.engine.test_families import FAMILIES
 
 EVERYTHING = 10_000
@@ -38,7 +38,7 @@ def test_a_row_at_the_first_output_is_taught_through_the_prompts_last_token(
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
     record = answered[0]
-    first = msgspec.structs.replace(record, temperature=1.0, teacher=kept_rows(record.teacher, [0]))
+    first = msgspec.structs.replace(record, temperature=1.0, teacher=record.teacher.at([0]))
     made = example(first, all_tokens(target), max_context=0)
     assert made is not None
     assert made.tokens.tolist() == [int(record.prompt[-1])]
@@ -72,14 +72,14 @@ def test_tokens_outside_the_draft_vocabulary_are_absent_and_their_mass_is_kept(
 
 
 def test_a_record_without_rows_gives_no_example(target: Target, answered: list[FeedbackRecord]) -> None:
-    bare = msgspec.structs.replace(answered[0], temperature=1.0, teacher=kept_rows(answered[0].teacher, []))
+    bare = msgspec.structs.replace(answered[0], temperature=1.0, teacher=answered[0].teacher.at([]))
     assert example(bare, all_tokens(target), EVERYTHING) is None
 
 
 def accepted_once(record: FeedbackRecord) -> FeedbackRecord:
     """Refused at output 1, then accepted at 2 and 3 and refused at 4."""
     played = (Round(1, 1, 4, 0, -1, 0.0, 1.0, 1.0), Round(2, 1, 4, 2, -1, 0.0, 1.0, 1.0))
-    return msgspec.structs.replace(record, rounds=played, teacher=kept_rows(record.teacher, [1, 4]))
+    return msgspec.structs.replace(record, rounds=played, teacher=record.teacher.at([1, 4]))
 
 
 def test_a_position_that_was_not_refused_is_taught_the_token_that_was_emitted(
@@ -97,7 +97,7 @@ def test_a_position_that_was_not_refused_is_taught_the_token_that_was_emitted(
 
 def test_plainly_decoded_tokens_are_taught_too(target: Target, answered: list[FeedbackRecord]) -> None:
     """While the governor speculates nowhere, a drafter still learns from greedy traffic."""
-    plain = msgspec.structs.replace(answered[0], rounds=(), teacher=kept_rows(answered[0].teacher, []))
+    plain = msgspec.structs.replace(answered[0], rounds=(), teacher=answered[0].teacher.at([]))
     made = example(plain, all_tokens(target), EVERYTHING)
     assert made is not None
     assert (made.at - len(plain.prompt) + 1).tolist() == list(range(1, len(plain.output)))
@@ -115,7 +115,7 @@ def test_as_osd_is_published_only_refused_positions_are_trained_on(
 ) -> None:
     """Not the accepted ones, and not the row that was logged at a plainly decoded token."""
     record = accepted_once(answered[0])
-    record = msgspec.structs.replace(record, teacher=kept_rows(answered[0].teacher, [1, 4, 6]))
+    record = msgspec.structs.replace(record, teacher=answered[0].teacher.at([1, 4, 6]))
     made = example(record, all_tokens(target), EVERYTHING, "rejected")
     assert made is not None
     assert (made.at - len(record.prompt) + 1).tolist() == [1, 4]
@@ -127,7 +127,7 @@ def test_rows_that_were_logged_at_verified_positions_are_taken_instead_of_the_em
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
     record = accepted_once(answered[0])
-    record = msgspec.structs.replace(record, teacher=kept_rows(answered[0].teacher, [1, 2, 4]))
+    record = msgspec.structs.replace(record, teacher=answered[0].teacher.at([1, 2, 4]))
     made = example(record, all_tokens(target), EVERYTHING, accepted_weight=0.5)
     assert made is not None
     assert (made.at - len(record.prompt) + 1).tolist()[:4] == [1, 2, 4, 3]
@@ -140,7 +140,7 @@ def test_rows_of_sampled_requests_at_accepted_positions_are_trained_on(
     target: Target, answered: list[FeedbackRecord]
 ) -> None:
     record = msgspec.structs.replace(
-        accepted_once(answered[0]), temperature=1.0, teacher=kept_rows(answered[0].teacher, [1, 2, 4])
+        accepted_once(answered[0]), temperature=1.0, teacher=answered[0].teacher.at([1, 2, 4])
     )
     made = example(record, all_tokens(target), EVERYTHING)
     assert made is not None

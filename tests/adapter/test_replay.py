@@ -9,7 +9,7 @@ from adapter.drafters.causal_lm import CausalLM
 from adapter.replay import Paired, compare, evaluate, matches, overlaps, rounds, scored
 from adapter.target import Target
 from storage.records import FeedbackRecord, Round
-from tests.adapter.feedback import kept_rows, refusals, served
+from tests.adapter.feedback import refusals, served
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def _plain_but_for_some_rounds(drafter: CausalLM, record: FeedbackRecord, first:
     refused = [t for t in (1, 3, 5) if generator.random() > overlaps(drafter, record)[t]]
     played = tuple(Round(t, 1, 1, int(t not in refused), -1, 0.0, 1.0, 1.0) for t in (1, 3, 5))
     plain = [0, *range(7 + first, len(record.output), 3)]
-    return msgspec.structs.replace(record, rounds=played, teacher=kept_rows(record.teacher, sorted(refused + plain)))
+    return msgspec.structs.replace(record, rounds=played, teacher=record.teacher.at(sorted(refused + plain)))
 
 
 def test_an_empty_holdout_has_no_gain(one: CausalLM) -> None:
