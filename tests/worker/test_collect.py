@@ -1,11 +1,10 @@
 """From the stream to a window: when, why, and without what the guards left out; nothing is lost on the way."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import redis
 from sqlalchemy import Engine
 
 from storage import left_out
@@ -16,7 +15,6 @@ from storage.registry import Drafter, Registry
 from storage.stream import ADAPT, FeedbackStream, Waiting
 from storage.weights import WeightsStore
 from storage.windows import Window, Windows
-from tests.valkey_fixture import ValkeyServer
 from tests.worker.entries import VOCABULARY, chat, copies, ids, said
 from worker.collect import AGE, DRIFT, SIZE, collect, due
 from worker.config import TriggerConfig
@@ -24,17 +22,6 @@ from worker.config import TriggerConfig
 CONFIG = TriggerConfig(window_records=20, window_minimum=8, window_age_seconds=900, holdout_share=0.25)
 FELL = Finding(FALL, "code", "greedy", 1, 0.7, 0.4, 9, "acceptance probability of code fell")
 Collect = Callable[..., Window | None]
-
-
-@pytest.fixture
-def client(valkey: ValkeyServer) -> Iterator[redis.Redis]:
-    with valkey.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(client: redis.Redis) -> FeedbackStream:
-    return FeedbackStream(client, "chat")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Drift from the stream to a job: the housekeeper folds, notices, and rings before a window is full."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,23 +14,11 @@ from storage.jobs import Jobs
 from storage.records import FeedbackRecord, Round, encode, int32
 from storage.registry import Registry
 from storage.stream import FeedbackStream
-from tests.valkey_fixture import ValkeyServer
 from tests.worker.entries import chat, said
 from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 
 TRIGGER = TriggerConfig(window_records=500, window_minimum=16)
-
-
-@pytest.fixture
-def client(valkey: ValkeyServer) -> Iterator[redis.Redis]:
-    with valkey.client() as client:
-        yield client
-
-
-@pytest.fixture
-def stream(client: redis.Redis) -> FeedbackStream:
-    return FeedbackStream(client, "chat")
 
 
 @pytest.fixture
