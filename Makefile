@@ -17,8 +17,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1   \2/p' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40 is the short form
-	$(BIN)/redraft demo $(if $(REQUESTS),--requests $(REQUESTS))
+demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40 is short, KIND=medusa another kind
+	$(BIN)/redraft demo $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(KIND),--kind $(KIND))
 
 # A test that hangs is ended after ten minutes with the stack of every thread. pytest's own summary comes last.
 test: export OMP_NUM_THREADS := 2

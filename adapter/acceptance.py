@@ -14,16 +14,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drawn:
-    """Chains of S sampled rows, and what they were drawn from: q in the ratio test is exactly that (osd.md 5.3)."""
+    """Proposals of S sampled rows, and what they were drawn from: q in the ratio test is exactly that (osd.md 5.3).
 
-    tokens: Tensor  # [S, k] target ids
-    q: Tensor  # [S, k, V_d]
-    taken: Tensor  # [S, k]: q of each token
+    Without q the tokens were chosen, by no chance at all: q is 1 at each of them.
+    """
+
+    tokens: Tensor  # [S, n] target ids
+    q: Tensor | None  # [S, m, V_d]
+    taken: Tensor  # [S, n]: q of each token
     to_target: Tensor | None = None  # [V_d] target ids of q's last dimension; None where V_d is V
+    rows: tuple[int, ...] = ()  # the S rows' places in the batch
+    source: Tensor | None = None  # int64 [S, n]: which of the m each token was drawn from; None: its own (a chain)
+    replaced: bool = False  # siblings were drawn independently, and may be the same token
 
-    def at(self, positions: Tensor, size: int) -> Tensor:
-        """q [S, V] at one position [S] of each chain, over the target's vocabulary of `size`."""
-        q = self.q[torch.arange(len(self.q), device=self.q.device), positions]
+    @staticmethod
+    def chosen(tokens: Tensor, rows: Sequence[int]) -> "Drawn":
+        """Of rows whose tokens [S, n] were not drawn."""
+        return Drawn(tokens, None, torch.ones(tokens.shape, device=tokens.device), rows=tuple(rows))
+
+    def at(self, positions: Tensor, size: int, rows: Tensor | None = None) -> Tensor:
+        """What one token [R] of each row, or of some rows [R], was drawn from: q [R, V] over the target's tokens."""
+        each = torch.arange(len(self.tokens), device=self.tokens.device) if rows is None else rows
+        if self.q is None:
+            return self.taken.new_zeros(len(each), size).scatter_(1, self.tokens[each, positions][:, None], 1.0)
+        q = self.q[each, positions if self.source is None else self.source[each, positions]]
         if self.to_target is None:
             return q
         return q.new_zeros(len(q), size).scatter_(1, self.to_target.expand(len(q), -1), q)
@@ -56,17 +70,51 @@ def verify_chain(p: Tensor, drawn: Drawn | None, lengths: Tensor, uniforms: Tens
     next token. The first refusal draws it from the residual; where all lengths[s] tokens of a row were accepted
     it is the bonus token, from p. Without a chain (k = 0) it is drawn from p.
     """
-    accepted = torch.zeros_like(lengths)
+    accepted, k = torch.zeros_like(lengths), p.shape[1] - 1
     if drawn is not None:
-        k = drawn.tokens.shape[1]
-        p_taken = p[:, :k].gather(-1, drawn.tokens[..., None])[..., 0]
-        passed = (uniforms[:, :k] * drawn.taken < p_taken) & (torch.arange(k, device=p.device) < lengths[:, None])
+        p_taken = p[:, :k].gather(-1, drawn.tokens[:, :k, None])[..., 0]
+        passed = (uniforms[:, :k] * drawn.taken[:, :k] < p_taken) & (
+            torch.arange(k, device=p.device) < lengths[:, None]
+        )
         accepted = passed.long().cumprod(-1).sum(-1)
     weights = p[torch.arange(len(p), device=p.device), accepted]
     if drawn is not None:
         q = drawn.at(accepted.clamp(max=k - 1), p.shape[-1])
         weights = torch.where((accepted < lengths)[:, None], residual(weights, q), weights)
     return accepted, draw(weights, uniforms[:, -1])
+
+
+def verify_siblings(
+    p: Tensor, q: Tensor | None, tokens: Tensor, counts: Tensor, uniforms: Tensor, replaced: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Decide on the children of one node: which was accepted [R], -1 for none, and then the next token [R].
+
+    p [R, V] is the target's distribution at the node; tokens [R, m] its children in the order in which they are tried,
+    of which counts[i] are real; uniforms [R, m + 1], all independent. Children drawn from q [R, V] one after another:
+    each is held against what its predecessors left of p, and without replacement of q (recursive rejection, Jeon et
+    al., arXiv 2402.14160; with replacement SpecInfer, arXiv 2305.09781, algorithm 2). Children that were chosen (q is
+    None): a draw from p names one of them, or it is the next token; the same law as trying each and removing it.
+    """
+    if q is None:
+        following = draw(p, uniforms[:, -1])
+        named = (tokens == following[:, None]) & (torch.arange(tokens.shape[1], device=p.device) < counts[:, None])
+        return torch.where(named.any(-1), named.long().argmax(-1), -1) if tokens.shape[1] else counts - 1, following
+    accepted = torch.full_like(counts, -1)
+    for child in range(tokens.shape[1]):
+        token = tokens[:, child, None]
+        tried = (accepted < 0) & (child < counts)
+        passed = tried & (uniforms[:, child] * q.gather(1, token)[:, 0] < p.gather(1, token)[:, 0])
+        accepted = torch.where(passed, child, accepted)
+        refused = (tried & ~passed)[:, None]
+        p = torch.where(refused, residual(p, q), p)
+        q = q if replaced else torch.where(refused, without(q, token), q)
+    return accepted, draw(p, uniforms[:, -1])
+
+
+def without(q: Tensor, token: Tensor) -> Tensor:
+    """q [R, V] given that it is not token [R, 1]; nothing where that was all there was."""
+    rest = q.scatter(1, token, 0.0)
+    return rest / rest.sum(-1, keepdim=True).clamp_min(torch.finfo(rest.dtype).tiny)
 
 
 def matching_prefix(proposed: Tensor, choices: Tensor) -> Tensor:

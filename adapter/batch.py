@@ -8,6 +8,8 @@ token before its last trained position; of a long prompt only the end is kept.
 and for greedy requests elsewhere the emitted token itself. Without them a student unlearns what its parent was right
 about, as a good parent's rejections show it less and less of that; and where the governor decodes plainly, they are
 all that there is to learn from. What was drafted after a refusal is never looked at.
+
+For drafters that are conditioned on the target's hidden states an example has those of its tokens.
 """
 
 from collections.abc import Sequence
@@ -30,10 +32,11 @@ class Example:
     """One record to learn from."""
 
     tokens: Tensor  # int64 [n], target ids: the end of the prompt, and the output as far as it is needed
-    at: Tensor  # int64 [R]: the indices whose hidden states are taught
+    at: Tensor  # int64 [R]: the index of the token before each row's, where the row is taught
     ids: Tensor  # int64 [R, K]: draft ids of the target's top K; -1 outside the draft vocabulary
     log_p: Tensor  # fp32 [R, K + 1]: the target's log-probabilities, the bucket last
     weight: Tensor  # fp32 [R]: 1 where the drafter was refused
+    hidden: Tensor | None = None  # bf16 [n, F], the target's, of the tokens
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Batch:
     ids: Tensor  # int64 [R, K]
     log_p: Tensor  # fp32 [R, K + 1]
     weight: Tensor  # fp32 [R]
+    before: Tensor  # int64 [R]: how many tokens of its example stand before each row's index
+    hidden: Tensor | None  # bf16 [B, n, F]
 
 
 def example(
@@ -54,11 +59,13 @@ def example(
     max_context: int,
     positions: Positions = "verified",
     accepted_weight: float = 1.0,
+    hidden: Tensor | None = None,
 ) -> Example | None:
     """The record's rows and the tokens before them, on the CPU; None where it has no rows.
 
     At most `max_context` tokens of the prompt are kept, and at least one: a row at output index 0 is taught
-    through the prompt's last token. `accepted_weight` is that of a position that was not refused.
+    through the prompt's last token. `accepted_weight` is that of a position that was not refused. `hidden` [m, F] are
+    the target's states of the end of the prompt, of as many tokens as are kept, and of the output.
     """
     logged, ids, log_p = _logged(record, target_to_draft)
     others = _unlogged(record) if positions == "verified" and record.exact else logged[:0]
@@ -71,13 +78,22 @@ def example(
         return None
     k = max(ids.shape[1], 1)
     prompt = record.prompt[-max(1, max_context) :]
+    tokens = torch.from_numpy(np.concatenate([prompt, record.output[: at[kept].max()]]).astype(np.int64))
     return Example(
-        tokens=torch.from_numpy(np.concatenate([prompt, record.output[: at[kept].max()]]).astype(np.int64)),
+        tokens=tokens,
         at=torch.from_numpy(at[kept].astype(np.int64)) + len(prompt) - 1,
         ids=torch.cat([_widened(ids, k, -1), _widened(emitted, k, -1)])[kept],
         log_p=torch.cat([_widened(rows, k + 1, -torch.inf) for rows in (log_p, emitted_log_p)])[kept],
         weight=torch.from_numpy(weight[kept]).float(),
+        hidden=None if hidden is None else _of_tokens(hidden, tokens, len(prompt) + len(record.output)),
     )
+
+
+def _of_tokens(hidden: Tensor, tokens: Tensor, expected: int) -> Tensor:
+    """The states of an example's tokens, which are the first ones of those that were read."""
+    if len(hidden) != expected:
+        raise ValueError(f"hidden states of {len(hidden)} tokens for a text of {expected}: max_context is not the same")
+    return hidden[: len(tokens)]
 
 
 def _logged(record: FeedbackRecord, target_to_draft: Tensor) -> tuple[npt.NDArray[np.int32], Tensor, Tensor]:
@@ -152,7 +168,9 @@ def padded(examples: Sequence[Example]) -> Batch:
     tokens = torch.zeros(len(examples), width, dtype=torch.int64)
     for i, e in enumerate(examples):
         tokens[i, : len(e.tokens)] = e.tokens
-    return _batch(examples, tokens, None, [i * width for i in range(len(examples))])
+    hidden = [e.hidden for e in examples if e.hidden is not None]
+    states = torch.nn.utils.rnn.pad_sequence(hidden, batch_first=True) if hidden else None
+    return _batch(examples, tokens, None, [i * width for i in range(len(examples))], states)
 
 
 def packed(examples: Sequence[Example]) -> Batch:
@@ -160,10 +178,14 @@ def packed(examples: Sequence[Example]) -> Batch:
     lengths = [len(e.tokens) for e in examples]
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return _batch(examples, torch.cat([e.tokens for e in examples])[None], positions, starts)
+    hidden = [e.hidden for e in examples if e.hidden is not None]
+    states = torch.cat(hidden)[None] if hidden else None
+    return _batch(examples, torch.cat([e.tokens for e in examples])[None], positions, starts, states)
 
 
-def _batch(examples: Sequence[Example], tokens: Tensor, positions: Tensor | None, starts: list[int]) -> Batch:
+def _batch(
+    examples: Sequence[Example], tokens: Tensor, positions: Tensor | None, starts: list[int], hidden: Tensor | None
+) -> Batch:
     """The rows of the examples, whose tokens begin at these indices of the flattened ones."""
     k = max(e.ids.shape[1] for e in examples)
     return Batch(
@@ -173,6 +195,8 @@ def _batch(examples: Sequence[Example], tokens: Tensor, positions: Tensor | None
         ids=torch.cat([_widened(e.ids, k, -1) for e in examples]),
         log_p=torch.cat([_widened(e.log_p, k + 1, -torch.inf) for e in examples]),
         weight=torch.cat([e.weight for e in examples]),
+        before=torch.cat([e.at for e in examples]),
+        hidden=hidden,
     )
 
 

@@ -1,7 +1,8 @@
 """Distillation: a student from a parent drafter and the feedback of a window (OSD, arXiv 2310.07177).
 
-No target is called: all that the teacher has to say is in the records, as logged rows and as emitted tokens. Seeded:
-the same parent, lesson and settings give the same weights bit for bit on one machine with the same number of threads.
+No target is called: all that the teacher has to say is in the records, as logged rows and as emitted tokens, and for
+drafters that are conditioned on hidden states in those that `adapter/rescore` read. Seeded: the same parent, lesson and
+settings give the same weights bit for bit on one machine with the same number of threads.
 
 The learning rate can follow how new a window is: it is multiplied by the parent's loss on the window divided by its
 loss on the replayed records, within a factor of `novelty_range` either way.
@@ -9,16 +10,18 @@ loss on the replayed records, within a factor of `novelty_range` either way.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 
 import structlog
 import torch
+from torch import Tensor
 
 from adapter.batch import Example, Positions, example
 from adapter.coverage import coverage
-from adapter.drafters.causal_lm import CausalLM
+from adapter.crew import ALONE, Crew
+from adapter.drafters.learnt import LearntDrafter
 from adapter.loss import LossName
 from adapter.moments import Moments
 from adapter.passes import NotFinite, Progress, Task, learn, mean_loss
@@ -52,7 +55,7 @@ class DistilConfig:
         "largest factor by which the learning rate rises where the parent's loss on a window is above that on replayed "
         "records, and falls where it is below; 1: it stays",
     )
-    epochs: int = setting(2, "passes over a window at most")
+    epochs: int = setting(3, "passes over a window at most")
     stopping_share: float = setting(
         0.0, "share of the training requests, by hash of their id, set aside to stop at the best pass; 0: all are made"
     )
@@ -82,13 +85,14 @@ class Lesson:
     replay: Sequence[FeedbackRecord] = ()  # of earlier windows
     moments: Moments | None = None  # of the optimiser, as the parent's run left them
     inputs: TrainingInputs | None = None  # where all of it comes from
+    hidden: Mapping[str, Tensor] = field(default_factory=dict)  # by record_id: the target's states (adapter/rescore)
 
 
 @dataclass(frozen=True)
 class Distilled:
     """What a run made."""
 
-    student: CausalLM
+    student: LearntDrafter
     report: TrainingReport
     moments: Moments  # of the optimiser at the student's weights
 
@@ -121,7 +125,7 @@ class _Run:
     config: DistilConfig
     lesson: Lesson
     material: _Material
-    parent: CausalLM
+    parent: LearntDrafter
     novelty: float | None = None
     progress: Progress = field(default_factory=Progress)
     began: float = field(default_factory=time.monotonic)
@@ -152,10 +156,11 @@ class _Run:
 
 
 def distil(
-    parent: CausalLM,
+    parent: LearntDrafter,
     lesson: Lesson,
     config: DistilConfig,
     should_stop: Callable[[], None] = lambda: None,
+    crew: Crew = ALONE,
 ) -> Distilled:
     """A student that starts as a copy of `parent` and has learnt from the lesson's records.
 
@@ -168,9 +173,9 @@ def distil(
     run.novelty = _novelty(parent, run.material, config)
     peak = config.learning_rate * _factor(run.novelty, config)
     task = Task(run.material.trained, run.material.set_aside, peak, lesson.moments)
-    student = copy_of(parent)
+    student = parent.twin()
     try:
-        moments = learn(student, task, config, run.progress, should_stop)
+        moments = learn(student, task, config, run.progress, should_stop, crew)
     except NotFinite as problem:
         raise TrainingFailed(run.report(str(problem))) from problem
     report = run.report()
@@ -180,14 +185,10 @@ def distil(
     return Distilled(student, report, moments)
 
 
-NOTHING = "nothing was refused, no rows were logged (REDRAFT_TEACHER_TOP_K), or all of it is set aside"
-
-
-def copy_of(drafter: CausalLM) -> CausalLM:
-    """A drafter with the same weights of its own, around the same frozen embedding."""
-    twin = CausalLM(drafter.config, drafter.embedding)
-    twin.load_own(drafter.own_tensors())
-    return twin
+NOTHING = (
+    "nothing was refused, no rows were logged (REDRAFT_TEACHER_TOP_K), hidden states that the drafter needs were not "
+    "read, or all of it is set aside"
+)
 
 
 def is_set_aside(request_id: str, share: float) -> bool:
@@ -198,18 +199,23 @@ def is_set_aside(request_id: str, share: float) -> bool:
     return int.from_bytes(sha256(f"stopping/{request_id}".encode()).digest()[:8]) < share * 2**64
 
 
-def _material(parent: CausalLM, lesson: Lesson, config: DistilConfig) -> _Material:
+def _material(parent: LearntDrafter, lesson: Lesson, config: DistilConfig) -> _Material:
     target_to_draft = parent.target_to_draft.cpu()
     material = _Material([], [], [])
     for part, records in ((material.replay, lesson.replay), (material.window, lesson.window)):
         for record in records:
-            made = example(record, target_to_draft, config.max_context, config.positions, config.accepted_weight)
+            hidden = lesson.hidden.get(record.record_id) if parent.taps else None
+            if parent.taps and hidden is None:
+                continue  # the target did not read it again
+            made = example(
+                record, target_to_draft, config.max_context, config.positions, config.accepted_weight, hidden
+            )
             if made is not None:
                 (material.set_aside if is_set_aside(record.request_id, config.stopping_share) else part).append(made)
     return material
 
 
-def _novelty(parent: CausalLM, material: _Material, config: DistilConfig) -> float | None:
+def _novelty(parent: LearntDrafter, material: _Material, config: DistilConfig) -> float | None:
     """The parent's loss on the window divided by its loss on replayed records; None where it is not asked for."""
     if config.novelty_range <= 1 or not material.window or not material.replay:
         return None

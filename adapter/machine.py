@@ -20,10 +20,12 @@ class Machine:
     capability: str  # of the CPU, as torch's kernels are chosen by
     mkldnn: bool
     accelerator: str  # name of the GPU; empty where there is none
+    processes: int = 1  # that a run was shared by
+    sharded: bool = False  # each held a share of the weights, not a copy
 
 
-def machine() -> Machine:
-    """This process, as it would train now."""
+def machine(processes: int = 1, sharded: bool = False) -> Machine:
+    """This process, as it would train now, alone or with others."""
     return Machine(
         torch=torch.__version__,
         threads=torch.get_num_threads(),
@@ -31,6 +33,8 @@ def machine() -> Machine:
         capability=torch.backends.cpu.get_cpu_capability(),
         mkldnn=bool(torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]
         accelerator=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        processes=processes,
+        sharded=sharded,
     )
 
 

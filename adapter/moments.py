@@ -14,7 +14,8 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.crew import placed, whole
+from adapter.drafters.learnt import LearntDrafter
 from adapter.versions import WeightsRefused
 
 STEP = "step"
@@ -29,21 +30,21 @@ class Moments:
     tensors: dict[str, Tensor]
 
 
-def taken(optimiser: torch.optim.AdamW, drafter: CausalLM) -> Moments:
+def taken(optimiser: torch.optim.AdamW, drafter: LearntDrafter) -> Moments:
     """What the optimiser of `drafter`'s weights has come to; a copy."""
     tensors, step = {}, 0
     for name, weight in _trained(drafter):
         state = optimiser.state[weight]
         step = int(state["step"])
         for kind in STATES:
-            tensors[f"{kind}.{name}"] = state[kind].detach().to("cpu", torch.bfloat16, copy=True).contiguous()
+            tensors[f"{kind}.{name}"] = whole(state[kind].detach()).to("cpu", torch.bfloat16, copy=True).contiguous()
     return Moments(step, tensors)
 
 
-def put(moments: Moments, optimiser: torch.optim.AdamW, drafter: CausalLM) -> None:
+def put(moments: Moments, optimiser: torch.optim.AdamW, drafter: LearntDrafter) -> None:
     """Let the optimiser, which has taken no step yet, go on from `moments`."""
     for name, weight in _trained(drafter):
-        state: dict[str, Tensor] = {kind: moments.tensors[f"{kind}.{name}"].to(weight) for kind in STATES}
+        state: dict[str, Tensor] = {kind: placed(moments.tensors[f"{kind}.{name}"], weight) for kind in STATES}
         optimiser.state[weight] = {"step": torch.tensor(float(moments.step)), **state}
 
 
@@ -51,7 +52,7 @@ def to_bytes(moments: Moments) -> bytes:
     return serialise({**moments.tensors, STEP: torch.tensor([moments.step])})
 
 
-def from_bytes(data: bytes, drafter: CausalLM) -> Moments:
+def from_bytes(data: bytes, drafter: LearntDrafter) -> Moments:
     """Raises `WeightsRefused` where they are not those of `drafter`'s weights."""
     try:
         tensors = parse(data)
@@ -66,6 +67,6 @@ def from_bytes(data: bytes, drafter: CausalLM) -> Moments:
     return Moments(step, tensors)
 
 
-def _trained(drafter: CausalLM) -> Iterator[tuple[str, nn.Parameter]]:
+def _trained(drafter: LearntDrafter) -> Iterator[tuple[str, nn.Parameter]]:
     """The weights that learning changes, by name."""
     return ((name, weight) for name, weight in drafter.named_parameters() if weight.requires_grad)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adapter import moments as carried
 from adapter.batch import Batch, Example, collated, grouped
-from adapter.drafters.causal_lm import CausalLM
+from adapter.crew import ALONE, Crew, whole
+from adapter.drafters.learnt import LearntDrafter
 from adapter.loss import LOSSES, LossName, drafter_rows
 from adapter.moments import Moments
 
@@ -56,9 +57,18 @@ class _Snapshot:
 
 
 def learn(
-    student: CausalLM, task: Task, config: "DistilConfig", progress: Progress, should_stop: Callable[[], None]
+    student: LearntDrafter,
+    task: Task,
+    config: "DistilConfig",
+    progress: Progress,
+    should_stop: Callable[[], None],
+    crew: Crew = ALONE,
 ) -> Moments:
-    """Train `student` in place; the optimiser's moments at the result. Raises `NotFinite`."""
+    """Train `student` in place; the optimiser's moments at the result. Raises `NotFinite`.
+
+    All of a `crew` train alike; each takes its part of every batch, and finds the same.
+    """
+    losses = crew.joined(RowLosses(student, config.loss))  # before the optimiser is made, as this may shard the weights
     generator = torch.Generator().manual_seed(config.seed)
     plan = [grouped(task.examples, config.batch_tokens, generator, config.packing) for _ in range(config.epochs)]
     optimiser = torch.optim.AdamW(student.trainable(), lr=task.peak, weight_decay=config.weight_decay)
@@ -67,15 +77,15 @@ def learn(
     steps = sum(map(len, plan))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate(step, steps, config.warm_up))
     best = None
-    progress.set_aside += [mean_loss(student, task.set_aside, config.loss)] if task.set_aside else []
+    progress.set_aside += [_mean_loss(losses, task.set_aside)] if task.set_aside else []
     for groups in plan:
         for group in groups:
             should_stop()
-            _step(student, optimiser, collated(group, config.packing), config, progress)
+            _step(losses, optimiser, group, config, progress, crew)
             schedule.step()
         progress.passes += 1
         if task.set_aside:
-            progress.set_aside.append(mean_loss(student, task.set_aside, config.loss))
+            progress.set_aside.append(_mean_loss(losses, task.set_aside))
             since_best = progress.passes - _best_pass(progress)
             best = _snapshot(student, optimiser) if since_best == 0 else best
             if since_best >= config.patience:
@@ -92,47 +102,81 @@ def _best_pass(progress: Progress) -> int:
     return 1 + after.index(min(after))
 
 
-def _snapshot(student: CausalLM, optimiser: torch.optim.AdamW) -> _Snapshot:
+def _snapshot(student: LearntDrafter, optimiser: torch.optim.AdamW) -> _Snapshot:
     weights = {name: tensor.detach().clone() for name, tensor in student.own_tensors().items()}
     return _Snapshot(weights, carried.taken(optimiser, student))
 
 
 def _step(
-    student: CausalLM, optimiser: torch.optim.AdamW, batch: Batch, config: "DistilConfig", progress: Progress
+    losses: nn.Module,
+    optimiser: torch.optim.AdamW,
+    group: Sequence[Example],
+    config: "DistilConfig",
+    progress: Progress,
+    crew: Crew,
 ) -> None:
     optimiser.zero_grad(set_to_none=True)
-    loss = batch_loss(student, batch, config.loss)
+    loss = batch_loss(losses, collated(crew.part(group), config.packing), crew)
     loss.backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(student.trainable(), config.clip)
-    progress.losses.append(loss.item())
+    norm = whole(torch.nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], config.clip))
+    progress.losses.append(crew.total(loss).item() / crew.size)
     if not (math.isfinite(progress.losses[-1]) and bool(torch.isfinite(norm))):
         raise NotFinite(f"loss or gradient is not finite at step {len(progress.losses)}")
     optimiser.step()
 
 
-def batch_loss(drafter: CausalLM, batch: Batch, loss: LossName) -> Tensor:
-    """Weighted mean loss over the batch's rows; the head is computed at the taught positions only."""
-    values, weight = _row_losses(drafter, batch, loss)
-    return (values * weight).sum() / weight.sum()
+def batch_loss(losses: nn.Module, batch: Batch, crew: Crew = ALONE) -> Tensor:
+    """Weighted mean loss over the rows of the crew's batch, of which `batch` is one part (adapter/crew)."""
+    values, weight = losses(batch)
+    loss: Tensor = (values * weight).sum() * crew.size / crew.total(weight.sum())
+    return loss
+
+
+def mean_loss(drafter: LearntDrafter, examples: Sequence[Example], loss: LossName) -> float:
+    """Weighted mean loss over the rows of all `examples`, of which there is one at least."""
+    return _mean_loss(RowLosses(drafter, loss), examples)
 
 
 @torch.no_grad()
-def mean_loss(drafter: CausalLM, examples: Sequence[Example], loss: LossName) -> float:
-    """Weighted mean loss over the rows of all `examples`, of which there is one at least."""
+def _mean_loss(losses: nn.Module, examples: Sequence[Example]) -> float:
     total = weight = 0.0
     for start in range(0, len(examples), APART):
-        values, weights = _row_losses(drafter, collated(examples[start : start + APART]), loss)
+        values, weights = losses(collated(examples[start : start + APART]))
         total, weight = total + float((values * weights).sum()), weight + float(weights.sum())
     return total / weight
 
 
-def _row_losses(drafter: CausalLM, batch: Batch, loss: LossName) -> tuple[Tensor, Tensor]:
-    """(loss [R], weight [R]) of a batch's rows."""
-    device = drafter.head.weight.device
-    positions = None if batch.positions is None else batch.positions.to(device)
-    hidden = drafter.hidden(batch.tokens.to(device), positions).flatten(0, 1).index_select(0, batch.at.to(device))
-    log_q = drafter_rows(drafter.logits(hidden), batch.ids.to(device))
-    return LOSSES[loss](batch.log_p.to(device), log_q), batch.weight.to(device)
+class RowLosses(nn.Module):
+    """A drafter's losses on a batch's rows as a module, which is what PyTorch can distribute.
+
+    Every depth of the drafter learns every row that it can predict: the row of a token is taught to depth j at the
+    index that lies j before the token's own, and weighs depth_decay^j. The head is computed at the taught positions
+    only.
+    """
+
+    def __init__(self, drafter: LearntDrafter, loss: LossName) -> None:
+        super().__init__()
+        self.drafter, self._loss = drafter, LOSSES[loss]
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss [R'], weight [R']), the rows of depth 0 first."""
+        drafter, device = self.drafter, self.drafter.draft_to_target.device
+        tokens = batch.tokens.to(device)
+        positions = None if batch.positions is None else batch.positions.to(device)
+        hidden = None if batch.hidden is None else batch.hidden.to(device)
+        values, weights = [], []
+        for depth, states in enumerate(drafter.unrolled(tokens, hidden, positions, drafter.depths)):
+            rows = _predictable(batch, depth, bool(drafter.taps))
+            taught = states.flatten(0, 1).index_select(0, (batch.at[rows] - depth).to(device))
+            log_q = drafter_rows(drafter.logits(taught, depth), batch.ids[rows].to(device))
+            values.append(self._loss(batch.log_p[rows].to(device), log_q))
+            weights.append(batch.weight[rows].to(device) * drafter.depth_decay**depth)
+        return torch.cat(values), torch.cat(weights)
+
+
+def _predictable(batch: Batch, depth: int, conditioned: bool) -> Tensor:
+    """The rows, by number, whose tokens can be said that early: a state of the token before may be needed too."""
+    return (batch.before >= depth + conditioned).nonzero()[:, 0]
 
 
 def rate(step: int, steps: int, warm_up: float) -> float:

@@ -1,12 +1,14 @@
 """Replay: what a drafter would have done on logged requests, without a single call of the target.
 
-Greedy requests: an accepted prefix equals the emitted text, so one teacher-forced pass gives the drafter's
-choice at every position, and from those every round at any k, exactly. Output index 0 came out of the
+Greedy requests: an accepted prefix equals the emitted text, so a teacher-forced pass gives the drafter's
+choice at every position and depth, and from those every round at any k, exactly. Output index 0 came out of the
 prefill, so rounds start at index 1, and proposals past the output's end are not counted.
-Sampled requests: the drafter's overlap with the target's logged rows (temperature 1).
+Sampled requests: the drafter's overlap, at the first proposal, with the target's logged rows (temperature 1).
+A drafter that is conditioned on the target's hidden states is given those that `adapter/rescore` read: of the output
+and the end of the prompt, or of all of it, and then replay is what serving does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,12 +18,14 @@ from torch import Tensor
 
 from adapter.acceptance import Acceptance
 from adapter.bootstrap import paired_gain
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.loss import drafter_rows, overlap, target_rows
 from storage.decisions import Evaluation, WorkloadScore
 from storage.records import FeedbackRecord
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+NONE_READ: Mapping[str, Tensor] = {}
 HEAVIEST = 20.0  # largest weight of a rejected position: 1 / its rejection probability, bounded
 
 
@@ -40,16 +44,17 @@ class Paired:
 
 
 def evaluate(
-    candidate: CausalLM,
-    parent: CausalLM,
+    candidate: LearntDrafter,
+    parent: LearntDrafter,
     holdout: Sequence[FeedbackRecord],
     k: int,
     confidence: float = 0.95,
     seed: int = 0,
+    hidden: Mapping[str, Tensor] = NONE_READ,
 ) -> Evaluation:
-    """Both drafters on the same requests: see `scored`."""
-    pairs = [pair for record in holdout if (pair := compare(candidate, parent, record, k)) is not None]
-    return scored(pairs, k, confidence, seed)
+    """Both drafters on the same requests: see `scored`. `hidden` are the target's states by record id."""
+    compared = (compare(candidate, parent, record, k, hidden.get(record.record_id)) for record in holdout)
+    return scored([pair for pair in compared if pair is not None], k, confidence, seed)
 
 
 def scored(pairs: Sequence[Paired], k: int, confidence: float = 0.95, seed: int = 0) -> Evaluation:
@@ -69,74 +74,105 @@ def scored(pairs: Sequence[Paired], k: int, confidence: float = 0.95, seed: int 
     return Evaluation(k, len(pairs), scores, _score("all", leading, chosen, confidence, seed))
 
 
-def compare(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord, k: int) -> Paired | None:
+def compare(
+    candidate: LearntDrafter, parent: LearntDrafter, record: FeedbackRecord, k: int, hidden: Tensor | None = None
+) -> Paired | None:
     """Both drafters on one request; None where nothing of it can be scored."""
+    if hidden is None and (candidate.taps or parent.taps):
+        return None
     if record.greedy:  # a greedy answer under penalties, a bias or a grammar is not what the rows' own argmax says
-        return _greedy(candidate, parent, record, k) if record.exact else None
-    return _sampled(candidate, parent, record)
+        return _greedy(candidate, parent, record, k, hidden) if record.exact else None
+    return _sampled(candidate, parent, record, hidden)
+
+
+def matches(drafter: LearntDrafter, record: FeedbackRecord, hidden: Tensor | None = None) -> Bools:
+    """Whether the drafter's first choice after the text before it is the emitted token, by output index: [T]."""
+    first: Bools = matches_by_depth(drafter, record, 1, hidden)[0]
+    return first
 
 
 @torch.inference_mode()
-def matches(drafter: CausalLM, record: FeedbackRecord) -> npt.NDArray[np.bool_]:
-    """Whether the drafter's choice after the text before it is the emitted token, by output index: [T]."""
+def matches_by_depth(drafter: LearntDrafter, record: FeedbackRecord, k: int, hidden: Tensor | None = None) -> Bools:
+    """Whether the emitted token is what the drafter would have proposed for it at each depth: [D, T], D at most k.
+
+    At depth j by output index: in a proposal that began j tokens before, and was right so far. A language model of its
+    own says the same at every depth; others may not go as deep as k.
+    """
     output = torch.from_numpy(record.output.astype(np.int64))
-    chosen = drafter.logits(_before_outputs(drafter, record)).argmax(-1)
-    agreed: npt.NDArray[np.bool_] = (drafter.draft_to_target[chosen].cpu() == output).numpy()
-    return agreed
+    found = np.zeros((min(k, drafter.depths), len(output)), dtype=np.bool_)
+    for depth, states in enumerate(_before_outputs(drafter, record, hidden, k)):
+        chosen = drafter.logits(states[: len(output) - depth], depth).argmax(-1)
+        found[depth, depth:] = (drafter.draft_to_target[chosen].cpu() == output[depth:]).numpy()
+    return found if drafter.taps else np.broadcast_to(found, (k, len(output)))
 
 
 @torch.inference_mode()
-def overlaps(drafter: CausalLM, record: FeedbackRecord) -> Floats:
-    """sum(min(p, q)) at each of the record's teacher rows: [R]."""
+def overlaps(drafter: LearntDrafter, record: FeedbackRecord, hidden: Tensor | None = None) -> Floats:
+    """sum(min(p, q)) at each of the record's teacher rows, where a proposal begins there: [R]."""
     positions, ids, log_probs, tail = record.teacher.arrays()
-    rows = _before_outputs(drafter, record)[torch.from_numpy(positions.astype(np.int64))]
+    states = next(_before_outputs(drafter, record, hidden, 1))
+    rows = states[torch.from_numpy(positions.astype(np.int64))]
     draft_ids = drafter.target_to_draft.cpu()[torch.from_numpy(ids.astype(np.int64))]
     log_p = target_rows(torch.from_numpy(log_probs), torch.from_numpy(tail.copy()), draft_ids)
     log_q = drafter_rows(drafter.logits(rows).cpu(), draft_ids)
     return overlap(log_p, log_q).double().numpy()
 
 
-def rounds(matched: npt.NDArray[np.bool_], k: int) -> list[tuple[int, int]]:
-    """(proposed, accepted) of each round that greedy speculative decoding plays over an output [T]."""
-    played, start, end = [], 1, len(matched)
+def rounds(matched: Bools, k: int) -> list[tuple[int, int]]:
+    """(proposed, accepted) of each round that greedy speculative decoding plays over an output.
+
+    matched [D, T] as of `matches_by_depth`, then a proposal is at most D tokens deep; or [T] where depth is no matter.
+    """
+    by_depth = matched if matched.ndim == 2 else np.broadcast_to(matched, (k, len(matched)))
+    played, start, (deepest, end) = [], 1, by_depth.shape
     while start < end:
-        proposed = min(k, end - start)
-        refused = np.flatnonzero(~matched[start : start + proposed])
+        proposed = min(k, deepest, end - start)
+        refused = np.flatnonzero(~by_depth[range(proposed), range(start, start + proposed)])
         accepted = int(refused[0]) if len(refused) else proposed
         played.append((proposed, accepted))
         start += accepted + 1
     return played
 
 
-def _before_outputs(drafter: CausalLM, record: FeedbackRecord) -> Tensor:
-    """The hidden state before each output token: [T, H]."""
-    tokens = np.concatenate([record.prompt, record.output[:-1]]).astype(np.int64)
-    device = drafter.head.weight.device
-    return drafter.hidden(torch.from_numpy(tokens)[None].to(device))[0, len(record.prompt) - 1 :]
+def _before_outputs(
+    drafter: LearntDrafter, record: FeedbackRecord, hidden: Tensor | None, depth: int
+) -> Iterator[Tensor]:
+    """By depth, the state before each output token: [T, H]; those of the last `depth` tokens say nothing."""
+    device = drafter.draft_to_target.device
+    hidden = hidden if drafter.taps else None
+    known = len(record.prompt) if hidden is None else len(hidden) - len(record.output)
+    text = np.concatenate([record.prompt[-known:], record.output[:-1]]).astype(np.int64)
+    states = None if hidden is None else hidden[None, : len(text)].to(device)
+    for unrolled in drafter.unrolled(torch.from_numpy(text)[None].to(device), states, None, depth):
+        yield unrolled[0, known - 1 :]
 
 
-def _greedy(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord, k: int) -> Paired | None:
+def _greedy(
+    candidate: LearntDrafter, parent: LearntDrafter, record: FeedbackRecord, k: int, hidden: Tensor | None
+) -> Paired | None:
     if len(record.output) < 2:
         return None
-    ours, theirs = matches(candidate, record), matches(parent, record)
+    ours, theirs = (matches_by_depth(drafter, record, k, hidden) for drafter in (candidate, parent))
     positions = len(record.output) - 1
     return Paired(
         workload=record.workload,
         policy="greedy",
         positions=positions,
         weight=float(positions),
-        parent=float(theirs[1:].sum()),
-        candidate=float(ours[1:].sum()),
+        parent=float(theirs[0, 1:].sum()),
+        candidate=float(ours[0, 1:].sum()),
         parent_rounds=tuple(rounds(theirs, k)),
         candidate_rounds=tuple(rounds(ours, k)),
     )
 
 
-def _sampled(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord) -> Paired | None:
+def _sampled(
+    candidate: LearntDrafter, parent: LearntDrafter, record: FeedbackRecord, hidden: Tensor | None
+) -> Paired | None:
     if not record.teacher.positions:
         return None
-    ours, theirs = overlaps(candidate, record), overlaps(parent, record)
-    weights = _weights(record, theirs)
+    ours, theirs = (overlaps(drafter, record, hidden) for drafter in (candidate, parent))
+    weights = row_weights(record, theirs)
     return Paired(
         workload=record.workload,
         policy="sampled",
@@ -149,7 +185,7 @@ def _sampled(candidate: CausalLM, parent: CausalLM, record: FeedbackRecord) -> P
     )
 
 
-def _weights(record: FeedbackRecord, parent: Floats) -> Floats:
+def row_weights(record: FeedbackRecord, parent: Floats) -> Floats:
     """How many positions each teacher row [R] stands for.
 
     Rows logged at rejections only are a biased sample: a position is in it with its rejection probability,

@@ -88,37 +88,44 @@ def choose(
     drafted [B, i] are the target ids proposed before it in this round. Without `vocabulary` V_d is V.
     """
     logits = _adjusted(samplers, logits[:, None], drafted, [drafted.shape[1]] * len(samplers), vocabulary)
-    chosen = _choices(samplers, logits, drafted.shape[1], vocabulary)[:, 0]
+    chosen = choices_of(samplers, logits, drafted.shape[1], vocabulary)[:, 0]
     rows = sampled_rows(samplers)
     if not rows:
         return chosen, None
     q = probabilities(_rows(logits, rows), [samplers[i].policy for i in rows])[:, 0]
-    chosen[rows] = draw(q, _uniforms(samplers, rows, 1, q.device)[:, 0])
+    chosen[rows] = draw(q, uniforms_of(samplers, rows, 1, q.device)[:, 0])
     return chosen, q
 
 
 def verify(
-    samplers: Sequence[Sampler], lengths: Sequence[int], tokens: Tensor, drawn: Drawn | None, logits: Tensor
+    samplers: Sequence[Sampler], lengths: Sequence[int], tokens: Tensor, drawn: Sequence[Drawn], logits: Tensor
 ) -> list[tuple[int, int]]:
-    """The decision on proposals tokens [B, k] under the target's logits [B, k + 1, V]: (accepted, next token) a row.
+    """The decision on chains tokens [B, k] under the target's logits [B, k + 1, V]: (accepted, next token) a row.
 
-    What stands past a row's own length is padding. `drawn` is the sampled rows' chain, where any was proposed.
+    What stands past a row's own length is padding. Sampled rows in none of `drawn` have chosen tokens, or none.
     """
     logits = _adjusted(samplers, logits, tokens, lengths, None)
-    choices = _choices(samplers, logits, 0, None)
+    choices = choices_of(samplers, logits, 0, None)
     limit = torch.tensor(lengths, device=logits.device)
     accepted = torch.minimum(matching_prefix(tokens, choices[:, :-1]), limit)
     following = choices.gather(1, accepted[:, None])[:, 0]
-    rows = sampled_rows(samplers)
-    if rows:
-        p = probabilities(_rows(logits, rows), [samplers[i].policy for i in rows])
-        uniforms = _uniforms(samplers, rows, tokens.shape[1] + 1, p.device)
-        accepted[rows], following[rows] = verify_chain(p, drawn, limit[rows], uniforms)
+    for part in parts_of(samplers, tokens, drawn):
+        rows, k = list(part.rows), min(part.tokens.shape[1], max(lengths[i] for i in part.rows))
+        p = probabilities(_rows(logits, rows)[:, : k + 1], [samplers[i].policy for i in rows])
+        uniforms = uniforms_of(samplers, rows, k + 1, p.device)
+        accepted[rows], following[rows] = verify_chain(p, part if k else None, limit[rows], uniforms)
     decided = torch.stack([accepted, following]).tolist()
     return list(zip(*decided, strict=True))
 
 
-def _choices(samplers: Sequence[Sampler], logits: Tensor, start: int, vocabulary: DraftVocabulary | None) -> Tensor:
+def parts_of(samplers: Sequence[Sampler], tokens: Tensor, drawn: Sequence[Drawn]) -> list[Drawn]:
+    """All sampled rows, in the parts in which they were proposed for; those in none of `drawn` are chosen ones."""
+    known = {i for part in drawn for i in part.rows}
+    chosen = [i for i in sampled_rows(samplers) if i not in known]
+    return [*drawn, Drawn.chosen(tokens[chosen], chosen)] if chosen else list(drawn)
+
+
+def choices_of(samplers: Sequence[Sampler], logits: Tensor, start: int, vocabulary: DraftVocabulary | None) -> Tensor:
     """What greedy and seeded rows choose at each position [B, n] of adjusted logits [B, n, V_d]; 0 for sampled rows.
 
     The first of the n positions stands `start` tokens after the row's output.
@@ -130,17 +137,17 @@ def _choices(samplers: Sequence[Sampler], logits: Tensor, start: int, vocabulary
     seeded = [i for i, sampler in enumerate(samplers) if sampler.seeded]
     if seeded:
         probs = probabilities(_rows(logits, seeded), [samplers[i].policy for i in seeded])
-        noise = [_noise(samplers[i], start, logits, vocabulary) for i in seeded]
+        noise = [noise_of(samplers[i], start, logits.shape[1], vocabulary, logits) for i in seeded]
         choices[seeded] = (probs / torch.stack(noise)).argmax(-1)
     return choices
 
 
-def _noise(sampler: Sampler, start: int, logits: Tensor, vocabulary: DraftVocabulary | None) -> Tensor:
-    """The common noise [n, V_d] of a row at the positions of `logits` [B, n, V_d]."""
+def noise_of(sampler: Sampler, start: int, count: int, vocabulary: DraftVocabulary | None, logits: Tensor) -> Tensor:
+    """The common noise [n, V_d] of a seeded row, from `start` tokens after its output on, for logits [..., V_d]."""
     assert sampler.noise is not None, "only seeded rows have common noise"
     first = len(sampler.output) + start
     size = logits.shape[-1] if vocabulary is None else len(vocabulary.to_draft)
-    noise = sampler.noise.at(range(first, first + logits.shape[1]), size, logits.device)
+    noise = sampler.noise.at(range(first, first + count), size, logits.device, len(sampler.output))
     return noise if vocabulary is None else noise[:, vocabulary.to_target]
 
 
@@ -163,11 +170,11 @@ def _adjusted(
     padding = drafted.shape[1]
     for i in rows:
         real = logits[i, : logits.shape[1] - padding + lengths[i]]
-        _adjust(samplers[i], real, drafted[i, : lengths[i]].tolist(), vocabulary)
+        adjust(samplers[i], real, drafted[i, : lengths[i]].tolist(), vocabulary)
     return logits
 
 
-def _adjust(sampler: Sampler, logits: Tensor, drafted: list[int], vocabulary: DraftVocabulary | None) -> None:
+def adjust(sampler: Sampler, logits: Tensor, drafted: list[int], vocabulary: DraftVocabulary | None) -> None:
     """Change the logits [n, V_d] of one row in place; the last position stands after all of `drafted`."""
     if sampler.constraint is not None:
         first = len(drafted) + 1 - len(logits)
@@ -184,5 +191,6 @@ def _rows(logits: Tensor, rows: list[int]) -> Tensor:
     return logits if len(rows) == len(logits) else logits[rows]
 
 
-def _uniforms(samplers: Sequence[Sampler], rows: list[int], count: int, device: torch.device) -> Tensor:
+def uniforms_of(samplers: Sequence[Sampler], rows: list[int], count: int, device: torch.device) -> Tensor:
+    """Each row's own next `count` numbers: [S, count]."""
     return torch.stack([samplers[i].uniforms(count) for i in rows]).to(device)

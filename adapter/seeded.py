@@ -17,9 +17,10 @@ class CommonNoise:
         self._seed = seed % 2**64
         self._kept: dict[int, Tensor] = {}
 
-    def at(self, positions: range, size: int, device: torch.device) -> Tensor:
-        """The noise [n, V] of consecutive output positions; positions before them are over and are forgotten."""
-        self._kept = {position: noise for position, noise in self._kept.items() if position >= positions.start}
+    def at(self, positions: range, size: int, device: torch.device, over: int | None = None) -> Tensor:
+        """The noise [n, V] of consecutive output positions; those before `over` (their first) are forgotten."""
+        over = positions.start if over is None else over
+        self._kept = {position: noise for position, noise in self._kept.items() if position >= over}
         for position in positions:
             if position not in self._kept:
                 self._kept[position] = exponential(self._seed, position, size).to(device)

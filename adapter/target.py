@@ -4,6 +4,7 @@
 model, its tokenizer and what decoding must know about them.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,20 @@ from adapter.fingerprints import TargetFiles, TargetNotFound, identify
 from adapter.packing import pack
 from storage.config import setting
 
-__all__ = ["Target", "TargetConfig", "TargetFiles", "TargetNotFound", "fetch", "load", "load_embedding"]
+__all__ = [
+    "Target",
+    "TargetConfig",
+    "TargetFiles",
+    "TargetNotFound",
+    "fetch",
+    "load",
+    "load_decoder_tensors",
+    "load_embedding",
+    "load_head",
+]
 
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")  # what checkpoints call the input embedding
+HEADS = ("lm_head.weight", "embed_out.weight")  # and the head
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86 and Arm names in /proc/cpuinfo
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -83,13 +96,48 @@ def load(config: TargetConfig, files: TargetFiles | None = None) -> Target:
 
 def load_embedding(files: TargetFiles) -> Tensor:
     """The target's input embedding [V, H] in fp32, read alone: training and evaluation need no more of it."""
+    embedding = _tensor(files, EMBEDDINGS)
+    if embedding is None:
+        raise TargetNotFound(f"no input embedding among the tensors of {files.path}: not a supported architecture")
+    return embedding
+
+
+def load_head(files: TargetFiles) -> Tensor | None:
+    """The weight of the target's head [V, H] in fp32, read alone; None where it is the input embedding."""
+    return _tensor(files, HEADS)
+
+
+def load_decoder_tensors(files: TargetFiles, names: Collection[str]) -> dict[str, Tensor]:
+    """Tensors of the decoder in fp32, by the names that its own state has for them; those that the files hold.
+
+    Files call them by a longer name, where the decoder is a part of a model, and so they do the input embedding.
+    """
+    stored = {name: file for file in sorted(files.path.glob("*.safetensors")) for name in _names(file)}
+    embedding = next((name for name in stored if name.endswith(EMBEDDINGS)), "")
+    ending = next((ending for ending in EMBEDDINGS if embedding.endswith(ending)), "")
+    prefix, found = embedding.removesuffix(ending), {}
+    for file in {stored[prefix + name] for name in names if prefix + name in stored}:
+        with safe_open(file, framework="pt") as tensors:
+            for name in names:
+                if stored.get(prefix + name) == file:
+                    found[name] = tensors.get_tensor(prefix + name).float()
+    return found
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def _tensor(files: TargetFiles, endings: tuple[str, ...]) -> Tensor | None:
+    """The first tensor among the target's files whose name ends so."""
     for file in sorted(files.path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                if name.endswith("embed_tokens.weight") or name.endswith("wte.weight"):
-                    embedding: Tensor = tensors.get_tensor(name).float()
-                    return embedding
-    raise TargetNotFound(f"no input embedding among the tensors of {files.path}: this architecture is not supported")
+                if name.endswith(endings):
+                    found: Tensor = tensors.get_tensor(name).float()
+                    return found
+    return None
 
 
 def _from_hub(name: str) -> Path:
@@ -127,6 +175,11 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
             raise ValueError(f"REDRAFT_DTYPE={name}: use auto, bf16 or fp32")
         return DTYPES[name]
     return torch.bfloat16 if device.type != "cpu" or _bf16_cpu() else torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What REDRAFT_DTYPE calls it."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def _bf16_cpu() -> bool:

@@ -35,13 +35,11 @@ def top_rows(
     logits: Tensor, top_k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16], npt.NDArray[np.float32]]:
     """Of logits [R, V]: the top K ids [R, K], their log-probabilities [R, K], and the log of the mass outside [R]."""
-    logits = logits.detach()
-    top = logits.topk(min(top_k, logits.shape[-1]), dim=-1)
-    total = logits.float().logsumexp(-1, keepdim=True)
-    log_probs = (top.values.float() - total).clamp(max=0.0)
+    all_log_probs = logits.detach().log_softmax(-1, dtype=torch.float32)
+    log_probs, ids = all_log_probs.topk(min(top_k, logits.shape[-1]), dim=-1)
     tail = torch.log(1.0 - log_probs.exp().sum(-1))
     small = (~(tail > SMALL)).nonzero()[:, 0]  # there the difference has lost its digits
     if len(small):
-        outside = logits[small].float().scatter(-1, top.indices[small], float("-inf"))
-        tail[small] = (outside.logsumexp(-1) - total[small, 0]).clamp(max=0.0)
-    return top.indices.to(torch.int32).cpu().numpy(), log_probs.half().cpu().numpy(), tail.cpu().numpy()
+        outside = all_log_probs[small].scatter(-1, ids[small], float("-inf"))
+        tail[small] = outside.logsumexp(-1).clamp(max=0.0)
+    return ids.to(torch.int32).cpu().numpy(), log_probs.half().cpu().numpy(), tail.cpu().numpy()

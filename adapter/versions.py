@@ -12,13 +12,14 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from torch import Tensor
 
-from adapter.drafters.causal_lm import CausalLM, CausalLMConfig
+from adapter.drafters.kinds import KINDS
+from adapter.drafters.learnt import DrafterConfig, LearntDrafter
+from adapter.drafters.shared import Shared
 from adapter.fingerprints import TargetFiles
 from storage.views import Drafter, Version
 from storage.weights import Blob, WeightsStore
 
 FORMAT = "redraft-drafter-1"
-KIND = "causal_lm"
 MAP = "draft_to_target"
 METADATA = "redraft"
 CURE = "roll back to a version that is whole (`redraft rollback`), or make the drafter again with `redraft init`"
@@ -33,66 +34,65 @@ class Versions:
 
     def __init__(self, store: WeightsStore, files: TargetFiles, embedding: Tensor) -> None:
         """Loaded drafters share `embedding` [V, H], and take its dtype and device."""
-        self._store, self._files, self._embedding = store, files, embedding
+        self._store, self._files, self.shared = store, files, Shared(embedding, files)
+
+    @property
+    def files(self) -> TargetFiles:
+        """The target's."""
+        return self._files
 
     @property
     def vocab_size(self) -> int:
         """V of the target."""
-        return len(self._embedding)
+        return len(self.shared.embedding)
 
-    def save(self, drafter: CausalLM) -> Blob:
+    def save(self, drafter: LearntDrafter) -> Blob:
         """Store a drafter's own tensors; the digest names them from now on."""
         return self.put(self.packed(drafter))
 
     def put(self, packed: bytes) -> Blob:
         return self._store.put(packed)
 
-    def packed(self, drafter: CausalLM) -> bytes:
+    def packed(self, drafter: LearntDrafter) -> bytes:
         """A drafter's own tensors as the file that `save` stores: equal drafters give equal bytes."""
         tensors = {name: _plain(tensor) for name, tensor in drafter.own_tensors().items()}
         self._check(tensors, drafter)
-        metadata = json.dumps(self._metadata(drafter.config), sort_keys=True)
+        metadata = json.dumps(self._metadata(drafter.kind, drafter.config), sort_keys=True)
         return serialise(tensors, {METADATA: metadata})
 
-    def load(self, version: Version, drafter: Drafter) -> CausalLM:
+    def load(self, version: Version, drafter: Drafter) -> LearntDrafter:
         """The drafter that `version` is. Raises `WeightsRefused`, or the store's `BlobDamaged`."""
-        if drafter.kind != KIND:
-            raise WeightsRefused(f"drafter {drafter.name} is of kind {drafter.kind}: this version knows {KIND}")
+        if drafter.kind not in KINDS:
+            raise WeightsRefused(
+                f"drafter {drafter.name} is of kind {drafter.kind}: this version knows {', '.join(KINDS)}"
+            )
         name = f"version {version.number} of {drafter.name}"
         data = self._store.get(version.weights_sha256)
         try:
-            config = CausalLMConfig.from_dict(drafter.config)
             tensors = parse(data)
-            self._check_metadata(_metadata_of(data), config)
-            loaded = CausalLM(config, self._embedding_of(config, tensors))
+            loaded = KINDS[drafter.kind].rebuilt(drafter.config, self.shared, tensors)
+            self._check_metadata(_metadata_of(data), loaded)
             self._check(tensors, loaded)
         except (SafetensorError, KeyError, ValueError) as error:
             raise WeightsRefused(f"{name}: {error}; {CURE}") from error
         loaded.load_own(tensors)
         return loaded
 
-    def _metadata(self, config: CausalLMConfig) -> dict[str, str]:
+    def _metadata(self, kind: str, config: DrafterConfig) -> dict[str, str]:
         return {
             "format": FORMAT,
-            "kind": KIND,
+            "kind": kind,
             "target_fingerprint": self._files.fingerprint,
             "tokenizer_fingerprint": self._files.tokenizer_fingerprint,
             "config": json.dumps(config.to_dict(), sort_keys=True),
         }
 
-    def _check_metadata(self, found: dict[str, str], config: CausalLMConfig) -> None:
-        for key, expected in self._metadata(config).items():
+    def _check_metadata(self, found: dict[str, str], loaded: LearntDrafter) -> None:
+        for key, expected in self._metadata(loaded.kind, loaded.config).items():
             if found.get(key) != expected:
                 raise WeightsRefused(f"{key} is {_short(found.get(key))}, not {_short(expected)}")
 
-    def _embedding_of(self, config: CausalLMConfig, tensors: dict[str, Tensor]) -> Tensor:
-        """The target's embedding, or room for a checkpoint's own in the same dtype and place."""
-        if config.shares_embedding:
-            return self._embedding
-        own = tensors["decoder.embed_tokens.weight"]
-        return own.to(dtype=self._embedding.dtype, device=self._embedding.device, copy=True)
-
-    def _check(self, tensors: dict[str, Tensor], drafter: CausalLM) -> None:
+    def _check(self, tensors: dict[str, Tensor], drafter: LearntDrafter) -> None:
         """Names, shapes, dtypes, finite numbers, and a vocabulary map into the target's vocabulary."""
         expected = drafter.own_tensors()
         if tensors.keys() != expected.keys():

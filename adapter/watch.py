@@ -1,5 +1,8 @@
 """The watch after a promotion: is the live version worse than its predecessor? Asked again with every request.
 
+A canary is watched before it is promoted: it is the version, and the predecessor is what is live and keeps the larger
+share. What is said here of the two shares holds for any.
+
 A share of the requests stays on the predecessor, drawn by the hash of the request's id. For a figure x in [0, 1]
 of a request and any guess m that was made before it,
 
@@ -18,7 +21,7 @@ Union: the j-th workload and policy that turns up gets alpha / (j (j + 1)), half
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
@@ -48,10 +51,15 @@ class WatchConfig:
     watch_margin: float = setting(0.05, "fall of the acceptance rate that must be ruled out for the watch to end early")
     watch_requests: int = setting(20_000, "requests after which a watch ends, whatever it has found")
     watch_hours: float = setting(24.0, "hours after which a watch ends, whatever it has found")
+    canary: float = setting(0.0, "share of the requests that a candidate serves before it is promoted; 0: none")
+    canary_requests: int = setting(5_000, "requests after which a canary is decided on by what was seen")
+    canary_hours: float = setting(6.0, "hours after which a canary is decided on by what was seen")
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.holdback <= 0.5:
             raise ValueError(f"holdback must lie between 0 and 0.5, not {self.holdback}")
+        if not 0.0 <= self.canary <= 0.5:
+            raise ValueError(f"canary must lie between 0 and 0.5, not {self.canary}")
         if not 0.0 < self.watch_alpha < 1.0:
             raise ValueError(f"watch_alpha must lie between 0 and 1, not {self.watch_alpha}")
 
@@ -79,21 +87,28 @@ class Finding:
         return (
             f"{self.figure} of {self.workload} ({self.policy}) {before} -> {after}{unit}, "
             f"fall {'' if self.figure == RATE else 'of r / (r + usual) '}[{self.low:.3f}, {self.high:.3f}], "
-            f"{self.held} requests held back and {self.others} not"
+            f"{self.held} requests of the one and {self.others} of the other"
         )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the watch says: "watching", "worse" (roll back), "safe" or "ended" (the holdback ends)."""
+    """What the watch says: "watching", "worse" (roll back), "safe" or "ended" (the holdback, or the canary, ends).
+
+    Of a canary, `promote` says whether it becomes live: where it is safe; and where it has ended, if its acceptance
+    rate is no lower than the live version's by the mean of the estimates d over all requests.
+    """
 
     state: str
     reason: str
     findings: tuple[Finding, ...]
+    promote: bool = False
 
 
-def judge(observations: Sequence[Observation], share: float, config: WatchConfig, hours: float = 0.0) -> Verdict:
-    """The verdict on all requests so far, in the order in which they came; `hours` since the promotion."""
+def judge(
+    observations: Sequence[Observation], share: float, config: WatchConfig, hours: float = 0.0, canary: bool = False
+) -> Verdict:
+    """The verdict on all requests so far, in the order in which they came; `hours` since the watch began."""
     findings = tuple(
         finding
         for place, group in enumerate(_groups(observations), start=1)
@@ -102,21 +117,49 @@ def judge(observations: Sequence[Observation], share: float, config: WatchConfig
     worse = [f for f in findings if f.worse]
     if worse:
         clearest = max(worse, key=lambda f: f.low)
-        return Verdict("worse", f"worse than the predecessor: {clearest}, error rate {config.watch_alpha:g}", findings)
-    if _safe(findings, observations, config):
+        before = "live version" if canary else "predecessor"
+        return Verdict("worse", f"worse than the {before}: {clearest}, error rate {config.watch_alpha:g}", findings)
+    if _safe(findings, observations, share, config):
         text = "; ".join(str(f) for f in findings if f.figure == RATE)
-        return Verdict("safe", f"no fall of {config.watch_margin:g} or more: {text}", findings)
-    if len(observations) >= config.watch_requests or hours >= config.watch_hours:
-        found = "; ".join(str(f) for f in findings if f.figure == RATE) or "no requests"
-        return Verdict(
-            "ended", f"after {len(observations)} requests no fall was shown, nor ruled out: {found}", findings
-        )
-    return Verdict("watching", f"{len(observations)} requests so far", findings)
+        return Verdict("safe", f"no fall of {config.watch_margin:g} or more: {text}", findings, promote=canary)
+    most, longest = (
+        (config.canary_requests, config.canary_hours) if canary else (config.watch_requests, config.watch_hours)
+    )
+    if len(observations) < most and hours < longest:
+        return Verdict("watching", f"{len(observations)} requests so far", findings)
+    found = "; ".join(str(f) for f in findings if f.figure == RATE) or "no requests"
+    ended = Verdict("ended", f"after {len(observations)} requests no fall was shown, nor ruled out: {found}", findings)
+    return _decided(ended, observations, share) if canary else ended
+
+
+def _decided(ended: Verdict, observations: Sequence[Observation], share: float) -> Verdict:
+    """A canary's time is over: what was seen decides, as nothing was proved."""
+    fall = mean_fall(observations, share)
+    if fall is None:
+        return replace(ended, reason=f"{ended.reason}; one of the two versions served no request: not promoted")
+    what = "not promoted" if fall > 0 else "promoted"
+    return replace(
+        ended, reason=f"{ended.reason}; estimated fall of the acceptance rate {fall:+.3f}: {what}", promote=fall <= 0
+    )
+
+
+def mean_fall(observations: Sequence[Observation], share: float) -> float | None:
+    """The estimate of the fall of the acceptance rate over all requests; None where a version served none."""
+    if len({one.held for one in observations}) < 2:
+        return None
+    total = 0.0
+    for group in _groups(observations):
+        held, rate = np.array([o.held for o in group]), np.array([o.accepted / o.proposed for o in group])
+        total += float(falls(held, rate, share)[0].sum())
+    return total / len(observations)
 
 
 def falls(held: Bools, figures: Floats, share: float) -> tuple[Floats, Floats, Floats]:
     """Each request's estimate d [n] of the fall, and how far d may lie below and above 0 by what went before."""
-    guess = (1 - share) * _mean_before(held, figures, ~held) + share * _mean_before(~held, figures, None)
+    few = held if share <= 0.5 else ~held  # whose mean is guessed from the others' while there are few of them
+    of_few, of_many = _mean_before(few, figures, ~few), _mean_before(~few, figures, None)
+    before, after = (of_few, of_many) if share <= 0.5 else (of_many, of_few)
+    guess = (1 - share) * before + share * after
     weight = np.where(held, 1 / share, -1 / (1 - share))
     below = np.maximum(guess / share, (1 - guess) / (1 - share))
     above = np.maximum((1 - guess) / share, guess / (1 - share))
@@ -194,9 +237,9 @@ def _finding(
     )
 
 
-def _safe(findings: Sequence[Finding], observations: Sequence[Observation], config: WatchConfig) -> bool:
-    """Every workload of weight is safe in both figures, and what was held back really was."""
-    kept = [one.strayed for one in observations if one.held]
+def _safe(findings: Sequence[Finding], observations: Sequence[Observation], share: float, config: WatchConfig) -> bool:
+    """Every workload of weight is safe in both figures, and the smaller share was really served as it was meant to."""
+    kept = [one.strayed for one in observations if one.held == (share <= 0.5)]
     if not kept or sum(kept) > STRAYED * len(kept):
         return False
     least = PROMINENT * len(observations)

@@ -9,7 +9,7 @@ from typing import Any
 
 from adapter.acceptance import Acceptance
 from adapter.distil import Lesson, distil
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.drift import DriftConfig
 from benchmarks import learning
 from benchmarks.answers import Segment
@@ -97,7 +97,7 @@ def _ceilings(experiment: Experiment, settings: AdaptSettings, ours: Ours, clock
     return rows
 
 
-def _length(drafter: CausalLM, part: Segment, k: int) -> float:
+def _length(drafter: LearntDrafter, part: Segment, k: int) -> float:
     """Acceptance length at k on the held-out requests."""
     drafting = Drafting(learning.OFFLINE, 1, drafter, k)
     return Acceptance.of([r for answer in part.held_out for r in play(drafting, answer)[1].rounds]).length

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Protocol
 
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.protocol import Drafter
 from adapter.policy import Policy
 from adapter.target import Target
 from benchmarks.machine import peak_memory
@@ -54,7 +55,7 @@ class EngineArm:
         name: str,
         target: Target,
         config: EngineConfig,
-        drafter: CausalLM | None = None,
+        drafter: Drafter | None = None,
         governor: GovernorConfig = GovernorConfig(governor=False),
         train: bool = False,
         on_finished: Callable[[Generation], None] = lambda generation: None,
@@ -74,6 +75,8 @@ class EngineArm:
             began = perf_counter()
             clients.run()
             seconds = perf_counter() - began
+        if self._engine.lanes.faults:
+            raise RunFailed(f"the drafter of arm {self.name} failed, and the engine went on without it: see the log")
         answers = tuple(map(_answer, clients.generations))
         return Run(answers, seconds, progress_of(clients.events), peak[0])
 

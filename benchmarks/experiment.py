@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.target import Target
 from adapter.versions import Versions
 from benchmarks.answers import Segment, segment
@@ -33,7 +34,7 @@ class Traffic:
 class Start:
     """Where version 1 comes from: `make` makes it, `key` says all that it depends on besides the target."""
 
-    make: Callable[[], CausalLM]
+    make: Callable[[], LearntDrafter]
     key: Any
 
 

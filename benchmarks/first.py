@@ -9,8 +9,9 @@ from safetensors.torch import load as parse
 from torch import Tensor
 
 from adapter.drafters.causal_lm import CausalLM, CausalLMConfig
+from adapter.drafters.learnt import LearntDrafter
 from adapter.target import TargetFiles
-from adapter.versions import KIND, Versions
+from adapter.versions import Versions
 from benchmarks.kept import kept
 from storage.registry import Drafter, Registry
 
@@ -23,7 +24,7 @@ class First:
     weights: bytes
 
 
-def first_version(make: Callable[[], CausalLM], key: Any, versions: Versions, folder: Path) -> First:
+def first_version(make: Callable[[], LearntDrafter], key: Any, versions: Versions, folder: Path) -> First:
     """The drafter that `make` makes; `key` says all that it depends on."""
 
     def packed() -> First:
@@ -36,9 +37,8 @@ def first_version(make: Callable[[], CausalLM], key: Any, versions: Versions, fo
 def register(first: First, name: str, files: TargetFiles, registry: Registry, versions: Versions) -> Drafter:
     """A drafter whose version 1 is `first`, live."""
     blob = versions.put(first.weights)
-    registry.create_drafter(
-        name, KIND, files.fingerprint, files.tokenizer_fingerprint, first.config, blob.sha256, blob.size, "bench"
-    )
+    prints = files.fingerprint, files.tokenizer_fingerprint
+    registry.create_drafter(name, CausalLM.kind, *prints, first.config, blob.sha256, blob.size, "bench")
     return registry.drafter(name)
 
 

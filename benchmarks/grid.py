@@ -10,7 +10,7 @@ from typing import Any
 
 from adapter.batch import Positions
 from adapter.distil import DistilConfig, Lesson, TrainingFailed, distil
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.loss import LossName
 from adapter.replay import evaluate
 from benchmarks.answers import Segment
@@ -80,7 +80,7 @@ def measure(
 
 
 def _cell(
-    first: CausalLM, served: Sequence[FeedbackRecord], part: Segment, config: DistilConfig, settings: GridSettings
+    first: LearntDrafter, served: Sequence[FeedbackRecord], part: Segment, config: DistilConfig, settings: GridSettings
 ) -> Cell:
     student, seconds, failed = first, 0.0, ""
     try:

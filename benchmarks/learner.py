@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.drift import DriftConfig
 from adapter.versions import Versions
 from benchmarks.experiment import Experiment
@@ -61,7 +61,7 @@ class Learner:
         self._housekeeper = Housekeeper(self._database, self._redis, storage, config.trigger, drift)
         self._first = self._registry.live(name)
 
-    def live(self) -> tuple[int, CausalLM]:
+    def live(self) -> tuple[int, LearntDrafter]:
         """The live version's number, and its weights as a server would load them."""
         version = self._registry.live(self._drafter.name)
         return version.number, self._versions.load(version, self._drafter)

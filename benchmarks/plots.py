@@ -35,7 +35,7 @@ def plots(rows: Sequence[Row]) -> dict[str, str]:
 def tokens_by_batch(rows: Sequence[Row]) -> str:
     """A panel for each workload and temperature; an arm with several k stands with its fastest."""
     panels = _grouped(rows, lambda row: (row.workload, row.temperature))
-    figure, axes = _panels(len(panels))
+    figure, axes = panels_of(len(panels))
     for axis, ((workload, temperature), found) in zip(axes, panels, strict=True):
         batches = sorted({row.batch for row in found})
         for i, arm in enumerate(COLOURS):
@@ -44,13 +44,13 @@ def tokens_by_batch(rows: Sequence[Row]) -> str:
             axis.bar(at, [speed for speed in best if speed is not None], 0.16, label=arm, color=COLOURS[arm])
         axis.set_xticks(range(len(batches)), [str(batch) for batch in batches])
         axis.set(title=f"{workload}, temperature {temperature:g}", xlabel="batch", ylabel="tokens/s")
-    return _svg(figure, axes)
+    return as_svg(figure, axes)
 
 
 def by_k(rows: Sequence[Row], name: str, arms: Sequence[str], label: str) -> str:
     """One figure over k, a panel for each cell; the line at 1 is plain decoding, or the ideal."""
     panels = _grouped(rows, _cell)
-    figure, axes = _panels(len(panels))
+    figure, axes = panels_of(len(panels))
     for axis, (cell, found) in zip(axes, panels, strict=True):
         axis.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         for arm in arms:
@@ -59,20 +59,20 @@ def by_k(rows: Sequence[Row], name: str, arms: Sequence[str], label: str) -> str
                 axis.plot(*zip(*points, strict=True), marker="o", label=arm, color=COLOURS[arm])
         axis.set_xticks(sorted({row.k for row in found}))
         axis.set(title=_title(cell), xlabel="k", ylabel=label)
-    return _svg(figure, axes)
+    return as_svg(figure, axes)
 
 
 def survival(rows: Sequence[Row]) -> str:
     """The share of rounds that got past each position, at the largest fixed k."""
     panels = _grouped([row for row in rows if row.arm == "speculative"], _cell)
-    figure, axes = _panels(len(panels))
+    figure, axes = panels_of(len(panels))
     for axis, (cell, found) in zip(axes, panels, strict=True):
         longest = max(found, key=lambda row: row.k)
         shares = longest.acceptance_by_position or ()
         axis.plot(range(1, len(shares) + 1), shares, marker="o", color=COLOURS["speculative"], label=f"k={longest.k}")
         axis.set_xticks(range(1, len(shares) + 1))
         axis.set(title=_title(cell), xlabel="position", ylabel="share of rounds", ylim=(0, 1))
-    return _svg(figure, axes)
+    return as_svg(figure, axes)
 
 
 def _cell(row: Row) -> Cell:
@@ -92,7 +92,7 @@ def _fastest(rows: Sequence[Row], arm: str, batch: int) -> float | None:
     return max(speeds, default=None)
 
 
-def _panels(count: int) -> tuple[Any, Sequence[Any]]:
+def panels_of(count: int) -> tuple[Any, Sequence[Any]]:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -107,7 +107,7 @@ def _panels(count: int) -> tuple[Any, Sequence[Any]]:
     return figure, flat[:count]
 
 
-def _svg(figure: Any, axes: Sequence[Any]) -> str:
+def as_svg(figure: Any, axes: Sequence[Any]) -> str:
     """The figure as an SVG element, its text left as text."""
     from matplotlib import pyplot, rc_context
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.replay import matches, rounds
 from storage.records import FeedbackRecord, Round
 
@@ -22,7 +22,7 @@ class Drafting:
 
     name: str
     version: int
-    drafter: CausalLM
+    drafter: LearntDrafter
     k: int
 
 
@@ -43,7 +43,7 @@ def play(drafting: Drafting, answer: FeedbackRecord) -> tuple[FeedbackRecord, Po
     return _record(drafting, answer, played), point
 
 
-def probability(drafter: CausalLM, answers: tuple[FeedbackRecord, ...]) -> float:
+def probability(drafter: LearntDrafter, answers: tuple[FeedbackRecord, ...]) -> float:
     """Acceptance probability, each request counting alike."""
     found = [p for answer in answers if (p := _probability(matches(drafter, answer))) is not None]
     return sum(found) / len(found) if found else 0.0

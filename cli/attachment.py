@@ -1,34 +1,37 @@
-"""The drafter's side of a server: its feedback and its following of the live pointer.
+"""The drafters' side of a server: for each lane its feedback and its following of the live pointer.
 
-A server may start before there is a drafter (or while the database is away for a while): it decodes plainly
-then, and this attaches the drafter when it turns up. Nothing here is ever waited for by a request.
+The default lane has the drafter of REDRAFT_DRAFTER, or the only general one; each drafter that a route names has a
+lane of its own, attached and detached as the routes change. A server may start before there is a drafter (or while
+the database is away for a while): it decodes plainly then, and this attaches the drafter when it turns up. Nothing
+here is ever waited for by a request.
 """
 
 import threading
 from dataclasses import dataclass
 
 import structlog
-import torch
 from sqlalchemy.exc import SQLAlchemyError
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.target import Target
 from adapter.versions import Versions
 from service.engine.engine import Engine
 from service.engine.generation import Generation
 from service.engine.memory import MemoryBound
+from service.engine.residents import DEFAULT
 from service.feedback import FeedbackConfig, FeedbackWriter
-from service.live import LiveConfig, LiveFollower, Offer
+from service.live import LiveConfig, LiveFollower
 from service.metrics import Metrics
+from service.placing import Offer
 from service.recording import SOURCE, Origin, record_of
 from storage.config import StorageConfig
 from storage.registry import Drafter, Registry, UnknownDrafter, Version
+from storage.routes import Routes
 from storage.servers import Servers
 from storage.weights import WeightsStore
 
 LOOK_SECONDS = 2.0
 SWAP_SECONDS = 60.0
-WARM_UP_TOKENS = 8
 
 log = structlog.get_logger()
 
@@ -40,11 +43,16 @@ class Attached:
     drafter: Drafter
     origin: Origin
     writer: FeedbackWriter
-    follower: LiveFollower[CausalLM]
+    follower: LiveFollower[LearntDrafter]
+
+    def close(self) -> None:
+        """Sign off, and write what feedback is left."""
+        self.follower.close()
+        self.writer.close()
 
 
 class Attachment:
-    """Finds the drafter, now or later, and connects engine, feedback and live pointer to it."""
+    """Finds the drafters, now or later, and connects engine, feedback and live pointers to them."""
 
     def __init__(
         self,
@@ -56,80 +64,128 @@ class Attachment:
         live: LiveConfig,
         feedback: FeedbackConfig,
         metrics: Metrics,
+        routed: bool = True,
     ) -> None:
-        """`name` is the drafter's, or empty for the only one of the target."""
+        """`name` is the default drafter's, or empty for the only general one of the target.
+
+        Where it is not `routed` (REDRAFT_ROUTING=off), the default drafter proposes for every workload.
+        """
         self._name, self._server_id, self._target = name, server_id, target
         self._registry, self._storage = registry, storage
         self._live, self._feedback, self._metrics = live, feedback, metrics
         self._versions = Versions(WeightsStore(storage.weights_folder), target.files, target.embedding)
-        self._attached: Attached | None = None
+        self._routes, self._routing = Routes(registry.engine), routed
+        self._routed = -1  # generation of the routes that the engine has
+        self._lanes: dict[str, Attached] = {}
+        self._told = False  # that there is no default drafter
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def drafter(self) -> str:
-        """The drafter's name; where there is none yet, the one that was asked for, which may be empty."""
-        return self._attached.drafter.name if self._attached else self._name
+        """The default drafter's name; where there is none yet, the one that was asked for, which may be empty."""
+        attached = self._lanes.get(DEFAULT)
+        return attached.drafter.name if attached else self._name
 
     def finished(self, generation: Generation) -> None:
         """Count a finished request and write its feedback; called by the engine, never raises."""
         try:
-            self._metrics.finished(generation)
-            attached = self._attached
+            attached = self._lanes.get(generation.lane)
+            self._metrics.finished(generation, attached.drafter.name if attached else "")
             if attached and generation.output_ids and generation.finish_reason != "error":
                 attached.writer.put(record_of(generation, attached.origin))
         except Exception:
             log.exception("feedback.failed", request_id=generation.request_id)
 
     def start(self, engine: Engine) -> None:
-        """Attach the drafter; where there is none yet, look for it now and then. Raises `WrongDrafter`."""
-        if not self._attach(engine):
-            self._thread = threading.Thread(target=self._look, args=(engine,), name="attach", daemon=True)
-            self._thread.start()
+        """Attach the drafters, and keep looking for others. Raises `WrongDrafter` for the default one."""
+        self._metrics.watch(engine)
+        self._attach_default(engine)
+        self._look(engine)
+        self._thread = threading.Thread(target=self._run, args=(engine,), name="attach", daemon=True)
+        self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the live version proposes, but no longer than that; not at all where there is no drafter."""
-        if self._attached is not None:
-            follower, pause = self._attached.follower, threading.Event()
-            for _ in range(round(seconds / 0.05)):
-                if follower.generation or follower.error:
-                    return
-                pause.wait(0.05)
+        """Wait until the live versions propose, but no longer than that; not at all where there is no drafter."""
+        followers, pause = [attached.follower for attached in self._lanes.values()], threading.Event()
+        for _ in range(round(seconds / 0.05)):
+            if all(follower.generation or follower.error for follower in followers):
+                return
+            pause.wait(0.05)
 
     def close(self) -> None:
         """Sign off, and write what feedback is left."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
-        if self._attached is not None:
-            self._attached.follower.close()
-            self._attached.writer.close()
+        for attached in self._lanes.values():
+            attached.close()
+
+    def _run(self, engine: Engine) -> None:
+        while not self._closing.wait(self._live.live_poll_seconds if DEFAULT in self._lanes else LOOK_SECONDS):
+            self._look(engine)
 
     def _look(self, engine: Engine) -> None:
-        while not self._closing.wait(LOOK_SECONDS):
-            try:
-                if self._attach(engine):
-                    return
-            except (SQLAlchemyError, ValueError) as error:  # no database, or a drafter that does not fit
-                log.warning("drafter.not_attached", error=type(error).__name__)
-
-    def _attach(self, engine: Engine) -> bool:
-        """False where there is no drafter, or none was chosen among several."""
-        files = self._target.files
+        """For the default drafter where there is none yet, and for a change of the routes."""
         try:
-            drafter = self._registry.choose(self._name, files.fingerprint)
+            if DEFAULT not in self._lanes and self._attach_default(engine):
+                self._routed = -1  # it may have been a lane of its own
+            self._follow_routes(engine)
+        except (SQLAlchemyError, ValueError) as error:  # no database, or a drafter that does not fit
+            log.warning("drafter.not_attached", error=type(error).__name__)
+
+    def _attach_default(self, engine: Engine) -> bool:
+        """False where there is no drafter, or none was chosen among several."""
+        try:
+            drafter = self._registry.choose(self._name, self._target.files.fingerprint)
         except UnknownDrafter as none:
-            if self._thread is None:
+            if not self._told:
                 log.warning("drafter.none", reason=str(none), decoding="plain")
+            self._told = True
             return False
-        origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
-        writer = self._writer(drafter)
-        follower = self._follower(drafter, engine)
-        self._attached = Attached(drafter, origin, writer, follower)
-        self._metrics.watch(engine, writer, follower)
-        follower.start()
-        log.info("drafter.attached", drafter=drafter.name)
+        self._attach(engine, drafter, DEFAULT)
         return True
+
+    def _follow_routes(self, engine: Engine) -> None:
+        """Give each drafter that a route names a lane, and take the lanes away that no route leads to any more."""
+        generation = self._routes.generation(self._target.files.fingerprint)
+        if generation != self._routed:
+            wanted = self._wanted()
+            for name in sorted(set(wanted.values()) - self._lanes.keys()):
+                self._attach_routed(engine, name)
+            engine.lanes.route(wanted)
+            self._routed = generation
+        for lane in self._lanes.keys() - engine.lanes_in_use() - {DEFAULT}:
+            self._detach(engine, lane)
+
+    def _wanted(self) -> dict[str, str]:
+        """The lane of each workload that does not go to the default drafter."""
+        if not self._routing:
+            return {}
+        routes = self._routes.of(self._target.files.fingerprint)
+        return {route.workload: route.drafter for route in routes if route.drafter not in ("", self.drafter)}
+
+    def _attach_routed(self, engine: Engine, name: str) -> None:
+        try:
+            self._attach(engine, self._registry.choose(name, self._target.files.fingerprint), name)
+        except (UnknownDrafter, ValueError) as refused:  # retired meanwhile: its workloads go to the default one
+            log.warning("drafter.not_attached", drafter=name, reason=str(refused))
+
+    def _attach(self, engine: Engine, drafter: Drafter, lane: str) -> None:
+        files = self._target.files
+        origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
+        attached = Attached(drafter, origin, self._writer(drafter), self._follower(drafter, engine, lane))
+        self._lanes[lane] = attached
+        self._metrics.follow(lane, attached.writer, attached.follower)
+        attached.follower.start()
+        log.info("drafter.attached", drafter=drafter.name, lane=lane)
+
+    def _detach(self, engine: Engine, lane: str) -> None:
+        attached = self._lanes.pop(lane)
+        self._metrics.unfollow(lane)
+        attached.close()
+        engine.swap(0, None, lane=lane).result(SWAP_SECONDS)
+        log.info("drafter.detached", drafter=attached.drafter.name)
 
     def _writer(self, drafter: Drafter) -> FeedbackWriter:
         storage = self._storage
@@ -137,44 +193,38 @@ class Attachment:
             storage.stream_url, drafter.name, storage.stream_length, storage.retention_hours, self._feedback
         )
 
-    def _follower(self, drafter: Drafter, engine: Engine) -> LiveFollower[CausalLM]:
-        def load(version: Version) -> CausalLM:
-            return warmed_up(self._versions.load(version, drafter))
-
-        def release() -> None:
-            engine.release().result(SWAP_SECONDS)
+    def _follower(self, drafter: Drafter, engine: Engine, lane: str) -> LiveFollower[LearntDrafter]:
+        def load(version: Version) -> LearntDrafter:
+            return self._versions.load(version, drafter)
 
         return LiveFollower(
             drafter.name,
-            self._server_id,
+            self._server_id if lane == DEFAULT else f"{self._server_id}/{lane}",
             SOURCE,
             self._registry,
             Servers(self._registry.engine),
             load,
-            lambda offered: take(engine, offered),
+            lambda offered: take(engine, offered, lane),
             self._storage.stream_url,
             self._live,
-            release,
-            lambda: engine.floor.broken,
+            lambda share: hold(engine, share, lane),
+            lambda: engine.lanes.broken(lane),
         )
 
 
-def take(engine: Engine, offered: Offer[CausalLM]) -> None:
-    """Swap; where there is no memory for two drafters, the new one serves every request."""
+def take(engine: Engine, offered: Offer[LearntDrafter], lane: str = DEFAULT) -> None:
+    """Swap; where there is no memory for two drafters, a promoted one serves every request."""
     number, drafter = offered.version.number, offered.drafter
     try:
-        swapped = engine.swap(number, drafter, offered.holdback, offered.guarded)
+        swapped = engine.swap(number, drafter, offered.holdback, offered.guarded, lane)
     except MemoryBound as full:
-        if offered.holdback == 0.0:
+        if offered.holdback == 0.0 or offered.canary:
             raise
         log.warning("live.no_holdback", version=number, reason=str(full))
-        swapped = engine.swap(number, drafter, guarded=offered.guarded)
+        swapped = engine.swap(number, drafter, guarded=offered.guarded, lane=lane)
     swapped.result(SWAP_SECONDS)
 
 
-@torch.inference_mode()
-def warmed_up(drafter: CausalLM) -> CausalLM:
-    """The drafter after one pass, so that its first round in service is not its first ever."""
-    tokens = torch.zeros(1, WARM_UP_TOKENS, dtype=torch.long, device=drafter.head.weight.device)
-    drafter.logits(drafter.hidden(tokens))
-    return drafter
+def hold(engine: Engine, share: float, lane: str = DEFAULT) -> None:
+    """Leave that share of the requests on the drafter that was offered before."""
+    engine.lanes.hold(share, lane).result(SWAP_SECONDS)

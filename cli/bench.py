@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.bench_adapt import adapt, grid
+from cli.bench_drafters import drafters
 from cli.bench_input import FileOption, TokensOption, numbers, prepare, texts_of
 from cli.bench_tables import show_decode, show_feedback, show_soak
 from cli.init import SAMPLE_PROMPTS, read_prompts
@@ -139,3 +140,4 @@ def _check_filled(requests: int, batches: tuple[int, ...]) -> None:
 
 app.command()(adapt)
 app.command()(grid)
+app.command()(drafters)

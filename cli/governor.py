@@ -17,7 +17,10 @@ from storage.config import StorageConfig
 
 OFF = "the governor is off (REDRAFT_GOVERNOR, REDRAFT_DRAFT_LENGTH): the server speculates wherever it has a drafter"
 NOTHING_YET = "no round was played yet: send the server a request"
-TITLE = "k: the draft length chosen, 0 for plain decoding; best k: the best one above 0; all figures are predictions"
+TITLE = (
+    "k: the draft length chosen, 0 for plain decoding; best k: the best one above 0, and how many tokens its tree has; "
+    "all figures are predictions"
+)
 COLUMNS = (
     "workload", "policy", "batch", "k", "why", "best k", "speed-up", "ms", "plain ms", "tokens/s", "plain tokens/s",
     "survival", "rounds",
@@ -81,7 +84,7 @@ def _cells(decision: Mapping[str, Any]) -> tuple[str, ...]:
         str(decision["batch"]),
         str(decision["draft_length"]),
         decision["why"],
-        str(decision["speculative"]),
+        _shape(decision),
         f"{decision['speed_up']:.2f}x",
         f"{decision['speculative_ms']:.1f}",
         f"{decision['plain_ms']:.1f}",
@@ -90,3 +93,10 @@ def _cells(decision: Mapping[str, Any]) -> tuple[str, ...]:
         " ".join(figure(share, 2) for share in decision["survival"]),
         str(decision["rounds"]),
     )
+
+
+def _shape(decision: Mapping[str, Any]) -> str:
+    """A chain's length, or a tree's depth and size; `+ n-grams` where their matches go first."""
+    depth, nodes = decision["speculative"], decision["nodes"]
+    said = str(depth) if nodes <= depth else f"{depth}, {'fixed' if decision['fixed'] else 'grown'} tree of {nodes}"
+    return f"{said} + n-grams" if decision["lookup"] else said

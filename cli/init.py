@@ -1,4 +1,4 @@
-"""`redraft init`: version 1 of a drafter, from the target's first layers or from an existing checkpoint.
+"""`redraft init`: version 1 of a drafter of any kind, from the target's own weights or from an existing checkpoint.
 
 Sample prompts go through the target; what it answers decides which tokens the drafter may propose, and is what
 a warm-up learns from. Nothing is registered before the weights are stored and checked.
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
     from torch import Tensor
 
-    from adapter.drafters.causal_lm import CausalLM
+    from adapter.distil import DistilConfig, Lesson
+    from adapter.drafters.learnt import LearntDrafter
+    from adapter.drafters.shared import Shared
     from adapter.target import Target
     from storage.records import FeedbackRecord
     from storage.registry import Registry
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 SAMPLE_PROMPTS = Path(__file__).with_name("sample_prompts.jsonl")
 ANSWER_TOKENS = 64
 DRAFT_VOCAB = 8192
+DEPTHS = 4
+RANK = 16
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,35 @@ class Plan:
     checkpoint: Path | None
     prompts: Path
     warm_up: bool
+    kind: str = "causal_lm"
+    depths: int = DEPTHS
+    rank: int = RANK
 
 
 def init(
     name: Annotated[str, typer.Argument(help="name of the new drafter")],
-    layers: Annotated[int, typer.Option(help="how many of the target's first layers to take", min=1)] = 2,
+    kind: Annotated[str, typer.Option(help="causal_lm, medusa, mtp, eagle or streaming")] = "causal_lm",
+    layers: Annotated[
+        int,
+        typer.Option(
+            help="causal_lm: how many of the target's first layers to take; streaming: in how many last ones",
+            min=1,
+        ),
+    ] = 2,
+    depths: Annotated[
+        int,
+        typer.Option(
+            help="medusa: its heads; mtp and eagle: how deep they are trained and propose; streaming: its streams",
+            min=1,
+        ),
+    ] = DEPTHS,
+    rank: Annotated[int, typer.Option(help="streaming: rank of the adapters", min=1)] = RANK,
     draft_vocab: Annotated[
         int | None,
         typer.Option(help="tokens that the drafter may propose; default 8192, or all of a checkpoint's", min=1),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="a causal LM with the target's tokenizer to start from instead")
+        Path | None, typer.Option(help="causal_lm: one with the target's tokenizer to start from instead")
     ] = None,
     prompts: Annotated[Path, typer.Option(help='sample prompts: JSON lines, each {"prompt": "..."}')] = SAMPLE_PROMPTS,
     warm_up: Annotated[bool, typer.Option(help="distil on the target's answers to the sample prompts first")] = False,
@@ -59,16 +81,20 @@ def init(
     """Make version 1 of a drafter and make it live."""
     logs.configure()
     warn_unknown()
-    make(Plan(name, layers, draft_vocab, checkpoint, prompts, warm_up))
+    make(Plan(name, layers, draft_vocab, checkpoint, prompts, warm_up, kind, depths, rank))
 
 
 def make(plan: Plan) -> None:
     """Carry the plan out; the target and its answers only after everything cheap was checked."""
+    from adapter.drafters.kinds import kind_of
     from adapter.target import TargetConfig, load, load_embedding
-    from adapter.versions import KIND, Versions
+    from adapter.versions import Versions
     from storage.registry import Registry
     from storage.weights import WeightsStore
 
+    kind_of(plan.kind)
+    if plan.checkpoint is not None and plan.kind != "causal_lm":
+        raise CommandError(f"--checkpoint is for causal_lm: a {plan.kind} drafter is made from the target itself")
     texts = read_prompts(plan.prompts)
     registry = Registry(_database())
     _check_name(registry, plan.name)
@@ -79,19 +105,25 @@ def make(plan: Plan) -> None:
     blob = Versions(store, target.files, embedding).save(drafter)
     files, config = target.files, drafter.config.to_dict()
     registry.create_drafter(
-        plan.name, KIND, files.fingerprint, files.tokenizer_fingerprint, config, blob.sha256, blob.size, actor()
+        plan.name, drafter.kind, files.fingerprint, files.tokenizer_fingerprint, config, blob.sha256, blob.size, actor()
     )
     say(
         f"drafter {plan.name} is made for target {files.name}: version 1 is live "
-        f"({drafter.config.layers} layers, {drafter.config.draft_vocab} draft tokens, {size(blob.size)})"
+        f"({drafter.kind}, {drafter.config.shape}, {size(blob.size)})"
     )
 
 
-def first_drafter(plan: Plan, target: "Target", embedding: "Tensor", texts: Sequence[str]) -> "CausalLM":
-    """Version 1 as planned, around the target's `embedding` [V, H] in fp32."""
-    answers = _answers(target, texts)
-    drafter = _with_fp32_embedding(_first(plan, target, answers), embedding)
-    return _warmed_up(drafter, answers) if plan.warm_up else drafter
+def first_drafter(plan: Plan, target: "Target", embedding: "Tensor", texts: Sequence[str]) -> "LearntDrafter":
+    """Version 1 as planned, in fp32, in which it is kept and learns, around the target's `embedding` [V, H] in fp32."""
+    return drafter_from(plan, target, embedding, _answers(target, texts))
+
+
+def drafter_from(plan: Plan, target: "Target", embedding: "Tensor", answers: "list[FeedbackRecord]") -> "LearntDrafter":
+    """The same from the target's answers to the sample prompts."""
+    from adapter.drafters.shared import Shared
+
+    drafter = _first(plan, target, Shared(embedding, target.files), answers)
+    return _warmed_up(drafter, target, answers) if plan.warm_up else drafter
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -135,28 +167,42 @@ def _check_name(registry: "Registry", name: str) -> None:
         raise DrafterExists(f"there is a drafter {name!r} already: choose another name")
 
 
-def _answers(target: "Target", texts: Sequence[str]) -> "list[FeedbackRecord]":
-    """What the target answers to the prompts that leave room for an answer."""
-    from adapter.sample import answers, chat_prompt
+def sample_prompts(target: "Target", texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    """The prompts that leave room for an answer, as token ids, and how many tokens that may have."""
+    from adapter.sample import chat_prompt
 
     tokens = min(ANSWER_TOKENS, target.context // 2)
     prompts = [ids for text in texts if len(ids := chat_prompt(target, text)) + tokens <= target.context]
     if not prompts:
         raise CommandError(f"every sample prompt is too long for the target's context of {target.context} tokens")
+    return prompts, tokens
+
+
+def _answers(target: "Target", texts: Sequence[str]) -> "list[FeedbackRecord]":
+    """What the target answers to the prompts that leave room for an answer."""
+    from adapter.sample import answers
+
+    prompts, tokens = sample_prompts(target, texts)
     say(f"the target answers {len(prompts)} sample prompts, {tokens} tokens each at most")
     return list(answers(target, prompts, tokens))
 
 
-def _first(plan: Plan, target: "Target", answers: "list[FeedbackRecord]") -> "CausalLM":
+def _first(plan: Plan, target: "Target", shared: "Shared", answers: "list[FeedbackRecord]") -> "LearntDrafter":
     from adapter.drafters.causal_lm import CausalLM
+    from adapter.drafters.kinds import KINDS, Sizes, first_version
 
     if plan.checkpoint is None:
         vocabulary = _vocabulary(target, answers, plan.draft_vocab or DRAFT_VOCAB)
-        return CausalLM.from_target(target.model, plan.layers, vocabulary)
-    if not plan.checkpoint.is_dir():
-        raise CommandError(f"--checkpoint {plan.checkpoint}: no such directory")
-    chosen = _vocabulary(target, answers, plan.draft_vocab) if plan.draft_vocab else None
-    return CausalLM.from_checkpoint(plan.checkpoint, target.files, chosen).to(target.device)
+        made = first_version(plan.kind, target.model, shared, vocabulary, Sizes(plan.layers, plan.depths, plan.rank))
+    else:
+        if not plan.checkpoint.is_dir():
+            raise CommandError(f"--checkpoint {plan.checkpoint}: no such directory")
+        chosen = _vocabulary(target, answers, plan.draft_vocab) if plan.draft_vocab else None
+        made = CausalLM.from_checkpoint(plan.checkpoint, target.files, chosen)
+    tensors = made.own_tensors()
+    drafter = KINDS[plan.kind].rebuilt(made.config.to_dict(), shared, tensors)  # the target may be held in less
+    drafter.load_own(tensors)
+    return drafter
 
 
 def _vocabulary(target: "Target", answers: "list[FeedbackRecord]", size: int) -> "Tensor":
@@ -168,19 +214,25 @@ def _vocabulary(target: "Target", answers: "list[FeedbackRecord]", size: int) ->
     return choose_draft_vocabulary(emitted, prompted, size, always)
 
 
-def _with_fp32_embedding(drafter: "CausalLM", embedding: "Tensor") -> "CausalLM":
-    """The drafter in fp32, in which it is kept and learns, whatever the target is held in."""
-    from adapter.drafters.causal_lm import CausalLM
-
-    twin = CausalLM(drafter.config, embedding if drafter.config.shares_embedding else drafter.embedding.float())
-    twin.load_own(drafter.own_tensors())
-    return twin
-
-
-def _warmed_up(drafter: "CausalLM", answers: "list[FeedbackRecord]") -> "CausalLM":
-    from adapter.distil import DistilConfig, Lesson, distil
+def _warmed_up(drafter: "LearntDrafter", target: "Target", answers: "list[FeedbackRecord]") -> "LearntDrafter":
+    from adapter.distil import DistilConfig, distil
 
     # Nothing was proposed yet, so nothing rejected either: every position counts.
-    made = distil(drafter, Lesson(answers), replace(settings(DistilConfig), positions="verified"))
+    config = replace(settings(DistilConfig), positions="verified")
+    made = distil(drafter, _lesson(drafter, target, answers, config), config)
     say(f"warm-up: {made.report.steps} steps, loss {made.report.first_loss:.3f} -> {made.report.last_loss:.3f}")
     return made.student
+
+
+def _lesson(
+    drafter: "LearntDrafter", target: "Target", answers: "list[FeedbackRecord]", config: "DistilConfig"
+) -> "Lesson":
+    """The answers, and where the drafter is conditioned on hidden states, what the target had in mind."""
+    from adapter.distil import Lesson
+    from adapter.rescore import rescore
+
+    if not drafter.taps:
+        return Lesson(answers)
+    read = list(rescore(target, answers, drafter.taps, max_context=config.max_context))
+    hidden = {r.record.record_id: r.hidden for r in read if r.hidden is not None}
+    return Lesson([r.record for r in read], hidden=hidden)

@@ -57,20 +57,21 @@ def promote(
     opened = open_drafter(drafter)
     candidate, live = opened.registry.version(opened.drafter.name, number), opened.registry.live(opened.drafter.name)
     holdback = settings(WatchConfig).holdback
-    pointer = opened.registry.promote(candidate, live, actor(), _stated(reason), holdback, quarantined)
+    pointer = opened.registry.promote(candidate, live, actor(), _stated(reason), holdback, quarantined, recall=True)
     _finish(opened, pointer, began, wait, json)
 
 
 def rollback(
     reason: ReasonOption,
     to: Annotated[
-        int | None, typer.Option("--to", metavar="N", help="version to go back to; default: the previous")
+        int | None,
+        typer.Option("--to", metavar="N", help="version to go back to; default: the canary is recalled, else previous"),
     ] = None,
     drafter: DrafterOption = "",
     wait: WaitOption = WAIT_SECONDS,
     json: JsonOption = False,
 ) -> None:
-    """Take the live version back, and return when each server serves the earlier one."""
+    """Take back what was deployed last, canary or live version, and return when each server has followed."""
     began = time.perf_counter()
     opened = open_drafter(drafter)
     pointer = opened.registry.rollback(opened.drafter.name, to, actor(), _stated(reason))

@@ -44,13 +44,17 @@ def _train_again(opened: Opened, number: int, restore: str) -> "Reproduction":
     from storage.windows import Windows
     from worker.config import TrainerConfig
     from worker.reproduce import Lineage, reproduce
+    from worker.rescoring import loading
 
-    os.nice(settings(TrainerConfig).trainer_nice)
-    files = fetch(settings(TargetConfig))
+    trainer = settings(TrainerConfig)
+    os.nice(trainer.trainer_nice)
+    target = settings(TargetConfig)
+    files = fetch(target)
     drafter = opened.registry.choose(opened.drafter.name, files.fingerprint)
     blobs = WeightsStore(opened.config.weights_folder)
-    versions = Versions(blobs, files, load_embedding(files))
-    return reproduce(Lineage(opened.registry, Windows(opened.database, blobs), versions), drafter, number, restore)
+    versions = Versions(blobs, files, load_embedding(files).to(trainer.trainer_device))
+    lineage = Lineage(opened.registry, Windows(opened.database, blobs), versions, loading(target, files))
+    return reproduce(lineage, drafter, number, restore)
 
 
 def _say(found: "Reproduction") -> None:

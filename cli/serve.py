@@ -69,6 +69,7 @@ def build(
     stack: ExitStack, database: "Database", storage: StorageConfig, listener: socket.socket, config: "ServeConfig"
 ) -> "FastAPI":
     """The application over running parts, which `stack` takes down again."""
+    from adapter.routing import RoutingConfig
     from adapter.target import TargetConfig, load
     from adapter.watch import WatchConfig
     from cli.attachment import Attachment
@@ -86,7 +87,8 @@ def build(
     metrics = Metrics()
     server_id = f"{socket.gethostname()}:{listener.getsockname()[1]}"
     live, feedback = settings(LiveConfig), settings(FeedbackConfig)
-    attachment = Attachment(name, server_id, target, Registry(database), storage, live, feedback, metrics)
+    routed = settings(RoutingConfig).routing != "off"
+    attachment = Attachment(name, server_id, target, Registry(database), storage, live, feedback, metrics, routed)
     engine = Engine(
         target, settings(EngineConfig), attachment.finished, settings(GovernorConfig), settings(FloorConfig)
     )

@@ -31,9 +31,12 @@ SETTINGS_CLASSES = (
     "worker.config:TriggerConfig",
     "worker.config:TrainerConfig",
     "adapter.distil:DistilConfig",
+    "adapter.rescore:RescoreConfig",
+    "adapter.distributed:DistributedConfig",
     "adapter.gate:GateConfig",
     "adapter.watch:WatchConfig",
     "adapter.drift:DriftConfig",
+    "adapter.routing:RoutingConfig",
     "cli.logs:LogConfig",
 )
 
@@ -42,7 +45,7 @@ SETTINGS_CLASSES = (
 class CommandConfig:
     """What commands act on."""
 
-    drafter: str = setting("", "name of the drafter; empty: the only one of the target")
+    drafter: str = setting("", "name of the general drafter; empty: the only one of the target that is not routed")
 
 
 def settings_classes() -> tuple[type[Any], ...]:

@@ -127,10 +127,14 @@ def _window(card: Card) -> str:
     return "\n".join(lines)
 
 
+TEACHERS = {"logged": "rows logged while serving", "rescored": "the target, which scored the records again"}
+
+
 def _print_training(run: "TrainingReport") -> None:
     settings = ", ".join(f"{name} {value}" for name, value in run.config.items())
     amount = f"{run.records} records ({run.replayed} replayed), {run.positions} positions"
     lines = [
+        ("teacher", TEACHERS.get(run.teacher, run.teacher)),
         ("data", f"{amount}, {run.passes} passes, {run.steps} steps, {run.seconds:.1f} s"),
         ("loss", f"{figure(run.first_loss)} -> {figure(run.last_loss)}"),
         ("draft vocabulary", f"covers {_share(run.mass_covered)} of the target's mass, {_share(run.tokens_covered)} of "
@@ -138,9 +142,9 @@ def _print_training(run: "TrainingReport") -> None:
         ("settings", settings),
     ]  # fmt: skip
     if run.set_aside_losses:
-        lines.insert(2, ("loss set aside", " -> ".join(map(figure, run.set_aside_losses))))
+        lines.insert(3, ("loss set aside", " -> ".join(map(figure, run.set_aside_losses))))
     if run.novelty is not None:
-        lines.insert(2, ("novelty", f"{run.novelty:.2f}: the parent's loss on the window / on replayed records"))
+        lines.insert(3, ("novelty", f"{run.novelty:.2f}: the parent's loss on the window / on replayed records"))
     pairs("\ntraining", lines)
 
 

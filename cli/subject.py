@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.opened import open_drafter
+from cli.output import CommandError
 from cli.settings import settings
 
 if TYPE_CHECKING:
@@ -37,22 +38,24 @@ def load_subject(name: str, number: int | None, random_weights: bool = False) ->
 
 
 def _weights(target: "Target", drafter: "Drafter", version: "Version") -> "CausalLM":
+    from adapter.drafters.causal_lm import CausalLM
     from adapter.versions import Versions
     from storage.config import StorageConfig
     from storage.weights import WeightsStore
 
     store = WeightsStore(settings(StorageConfig).weights_folder)
-    return Versions(store, target.files, target.embedding).load(version, drafter)
+    loaded = Versions(store, target.files, target.embedding).load(version, drafter)
+    if not isinstance(loaded, CausalLM):
+        raise CommandError(f"drafter {drafter.name} is of kind {loaded.kind}: this benchmark measures causal_lm only")
+    return loaded
 
 
 def _forgotten(drafter: "CausalLM") -> "CausalLM":
     import torch
 
-    from adapter.drafters.causal_lm import CausalLM
-
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = CausalLM(drafter.config, drafter.embedding)
+        made = drafter.fresh()
     own = {**made.own_tensors(), "draft_to_target": drafter.draft_to_target}
     made.load_own(own)
     return made

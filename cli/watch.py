@@ -14,7 +14,7 @@ from cli.settings import settings
 if TYPE_CHECKING:
     from storage.watches import Watch
 
-COLUMNS = ("workload", "policy", "figure", "held back", "not", "predecessor", "live", "fall", "says")
+COLUMNS = ("workload", "policy", "figure", "before", "new", "predecessor", "version", "fall", "says")
 NONE = "no promotion was watched yet: after `redraft promote`, or an update, a share of the requests stays behind"
 
 
@@ -26,7 +26,8 @@ class View:
     version: int
     predecessor: int
     generation: int
-    share: float  # of the requests, that stays on the predecessor while the watch is open
+    canary: bool  # the version is tried out before its promotion, and the predecessor is live
+    share: float  # of the requests, that the predecessor serves while the watch is open
     state: str  # open, safe, worse, ended, overtaken
     verdict: str  # watching, worse, safe, ended: what the test says now; empty once the watch is closed
     reason: str
@@ -43,7 +44,7 @@ def watch(
     seconds: Annotated[float, typer.Option(help="between two looks", min=0.1)] = 2.0,
     json: JsonOption = False,
 ) -> None:
-    """Watch the version that was promoted last against its predecessor, until the watch ends."""
+    """Watch the version that was promoted last, or the canary, against its predecessor, until the watch ends."""
     opened = open_drafter(drafter)
     while True:
         found = view(opened)
@@ -76,7 +77,7 @@ def _open(watches: Any, found: "Watch") -> View:
     from adapter.watch import WatchConfig, judge
 
     seen = watches.observations(found)
-    verdict = judge(seen, found.share, settings(WatchConfig), watches.hours(found))
+    verdict = judge(seen, found.share, settings(WatchConfig), watches.hours(found), found.canary)
     fresh = replace(
         found, reason=verdict.reason, requests=len(seen), findings=[asdict(one) for one in verdict.findings]
     )
@@ -89,6 +90,7 @@ def _view(found: "Watch", verdict: str, strayed: int) -> View:
         version=found.version,
         predecessor=found.predecessor,
         generation=found.generation,
+        canary=found.canary,
         share=found.share,
         state=found.state,
         verdict=verdict,
@@ -102,9 +104,15 @@ def _view(found: "Watch", verdict: str, strayed: int) -> View:
 
 
 def _print(found: View) -> None:
+    began = f"{age(found.opened_at)} ago"
+    how = (
+        f"a canary with {1 - found.share:.0%} of the requests since {began}"
+        if found.canary
+        else f"promoted {began}, {found.share:.0%} held back"
+    )
     title = (
-        f"version {found.version} of {found.drafter} against version {found.predecessor}, promoted "
-        f"{age(found.opened_at)} ago, {found.share:.0%} held back: {found.verdict or found.state}"
+        f"version {found.version} of {found.drafter} against version {found.predecessor}, {how}: "
+        f"{found.verdict or found.state}"
     )
     rows = [_cells(finding) for finding in found.findings]
     table(title, COLUMNS, rows, right=COLUMNS[3:8], empty=f"{title}; no request has finished yet")

@@ -91,7 +91,7 @@ def health_router(engine: Engine) -> APIRouter:
 
     def report() -> JSONResponse:
         figures: dict[str, Any] = {
-            "live_version": engine.live_version,
+            "live_version": engine.lanes.version(),
             "running": engine.running,
             "waiting": engine.waiting,
         }

@@ -4,31 +4,29 @@ pointer moves (SQL) -> announcement (Redis) or polling -> load beside the runnin
 between rounds -> `Servers.beat` with the new generation, which is what `redraft rollback` waits for. Whatever
 fails here, the engine goes on with what it has.
 
-While the watch after a promotion is open, the version before stays for a share of the requests. Where the engine
-found the new version below the floor it has gone back already: here the pointer is moved after it.
+While the watch after a promotion is open, the version before stays for a share of the requests; while a canary is
+out, the live one keeps all but the canary's share. Where the engine found the new version below the floor it has gone
+back already: here the pointer is moved after it.
 """
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic
 
 import structlog
 
 from service.engine.floor import Broken
+from service.placing import D, Offer, Placing
 from storage.announcements import Announcements
 from storage.config import setting
 from storage.registry import Pointer, Registry, Version
 from storage.servers import Servers
 
-KEPT = 3  # loaded drafters kept for instant rollback
 BEAT_SECONDS = 5.0  # a server unheard of for 15 s counts as gone
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
 SLICE = 0.2  # seconds; how soon `close` is noticed
-
-D = TypeVar("D")
 
 log = structlog.get_logger()
 
@@ -40,23 +38,13 @@ class LiveConfig:
     live_poll_seconds: float = setting(2.0, "how often a server looks for a new live version by itself")
 
 
-@dataclass(frozen=True)
-class Offer(Generic[D]):
-    """A drafter that is to propose from now on."""
-
-    generation: int
-    version: Version
-    drafter: D
-    holdback: float = 0.0  # share of the requests that stays on the drafter offered before
-    guarded: bool = False  # just promoted: its first rounds must not be below the floor
-
-
 class LiveFollower(Generic[D]):
     """One server's follower of one drafter.
 
-    `load(version)` returns a checked and warmed-up drafter, or raises. `offer` returns when the engine has swapped,
-    or raises; `release` ends the holdback; `broken` says what the engine went back from by itself. All run in the
-    follower's thread, never in the engine's.
+    `load(version)` returns a checked drafter, or raises. `offer` returns when the engine has swapped, or raises;
+    `hold(share)` leaves that share of the requests on the drafter offered before (0.0: it goes; 1.0: the engine goes
+    back to it); `broken` says what the engine went back from by itself. All run in the follower's thread, never in
+    the engine's.
     """
 
     def __init__(
@@ -70,20 +58,17 @@ class LiveFollower(Generic[D]):
         offer: Callable[[Offer[D]], None],
         redis_url: str,
         config: LiveConfig = LiveConfig(),
-        release: Callable[[], None] = lambda: None,
+        hold: Callable[[float], None] = lambda share: None,
         broken: Callable[[], Broken | None] = lambda: None,
     ) -> None:
         self.drafter, self.server_id, self.host_kind = drafter, server_id, host_kind
         self.registry, self.servers = registry, servers
-        self.load, self.offer, self.release, self.broken = load, offer, release, broken
         self.config = config
         self.generation = 0  # applied by this server; 0: none yet
-        self.version: Version | None = None  # served by this server
         self.error = ""  # why the newest generation is not applied
-        self.swaps, self.failures = 0, 0
-        self._kept: OrderedDict[int, D] = OrderedDict()  # by version id, the last used at the end
+        self.failures = 0
+        self._placing = Placing(load, offer, hold, broken)
         self._retry = _Retry()
-        self._holding = False  # the predecessor stands by for a share of the requests
         self._said = 0  # the generation whose version was reported as broken
         self._say_at = 0.0
         self._beat_at = 0.0
@@ -95,6 +80,15 @@ class LiveFollower(Generic[D]):
     @property
     def running(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def version(self) -> Version | None:
+        """Served by this server: to all requests, or to all but the share of a canary or of the version before."""
+        return self._placing.version
+
+    @property
+    def swaps(self) -> int:
+        return self._placing.swaps
 
     @property
     def connected(self) -> bool:
@@ -120,10 +114,8 @@ class LiveFollower(Generic[D]):
         if pointer.generation != self.generation and self._retry.due(pointer.generation):
             self._apply(pointer)
             self._beat()
-        elif self._holding and pointer.holdback == 0.0:
-            self.release()
-            self._holding = False
-            log.info("live.holdback_ended", version=pointer.live.number)
+        elif self._placing.let_go(pointer):
+            log.info("live.holdback_ended", drafter=self.drafter, version=pointer.live.number)
         elif time.monotonic() >= self._beat_at:
             self._beat()
 
@@ -155,67 +147,30 @@ class LiveFollower(Generic[D]):
 
     def _unsaid(self) -> Broken | None:
         """What the engine went back from and the registry does not know yet, when it is time to say so."""
-        found = self.broken()
-        if found is None or self.version is None or found.version != self.version.number:
-            return None
-        return found if self._said != self.generation and time.monotonic() >= self._say_at else None
+        due = self._said != self.generation and time.monotonic() >= self._say_at
+        return self._placing.broken() if due else None
 
     def _take_back(self) -> None:
         """Move the pointer back from a version that is below the floor; another server may have done it already."""
-        found = self._unsaid()
-        if found is None:
+        found, newest = self._unsaid(), self._placing.newest
+        if found is None or newest is None:
             return
-        assert self.version is not None, "a version that was not served cannot be broken"
         self._say_at = time.monotonic() + self.config.live_poll_seconds  # the database may be away
-        self.registry.take_back(self.version, f"server:{self.server_id}", found.reason)
+        self.registry.take_back(newest, f"server:{self.server_id}", found.reason)
         self._said = self.generation
         log.warning("live.taken_back", version=found.version, reason=found.reason)
 
     def _apply(self, pointer: Pointer) -> None:
-        version, began = pointer.live, time.monotonic()
+        began = time.monotonic()
         try:
-            if self.version is None or version.id != self.version.id:
-                self._place(pointer)
+            self._placing.apply(pointer)
         except Exception as error:  # a damaged file, too little memory, the engine's refusal: the old one stays
             self._failed(pointer, error)
             return
-        self.generation, self.version, self.error = pointer.generation, version, ""
+        self.generation, self.error = pointer.generation, ""
         self._retry = _Retry()
         milliseconds = round((time.monotonic() - began) * 1000)
-        log.info("live.applied", version=version.number, generation=self.generation, milliseconds=milliseconds)
-
-    def _place(self, pointer: Pointer) -> None:
-        """Swap to the live version, with the one before it standing by where a watch is open."""
-        held = pointer.holdback > 0 and self._stand_by(pointer)
-        fresh = pointer.kind == "promote" and self.version is not None
-        self._swap(pointer.generation, pointer.live, pointer.holdback if held else 0.0, fresh or held)
-        self._holding = held
-
-    def _stand_by(self, pointer: Pointer) -> bool:
-        """See that the engine has the version before; without it the live one serves every request."""
-        before = pointer.previous
-        if before is None:
-            return False
-        if self.version is not None and self.version.id == before.id:
-            return True
-        try:
-            self._swap(pointer.generation, before)
-        except Exception as error:
-            log.warning("live.no_holdback", version=before.number, error=type(error).__name__)
-            return False
-        self.version = before
-        return True
-
-    def _swap(self, generation: int, version: Version, holdback: float = 0.0, guarded: bool = False) -> None:
-        drafter = self._kept.get(version.id)
-        if drafter is None:
-            drafter = self.load(version)
-        self.offer(Offer(generation, version, drafter, holdback, guarded))
-        self.swaps += 1
-        self._kept[version.id] = drafter
-        self._kept.move_to_end(version.id)
-        while len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+        log.info("live.applied", version=pointer.live.number, generation=self.generation, milliseconds=milliseconds)
 
     def _failed(self, pointer: Pointer, error: Exception) -> None:
         self.failures += 1

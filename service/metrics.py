@@ -6,6 +6,7 @@ acceptance length = 1 + accepted / drafts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,7 +34,8 @@ class Metrics:
         self._workloads: set[str] = set()
         self._requests = self._counter("requests", "Finished requests", "workload", "finish_reason")
         self._tokens = self._counter("output_tokens", "Tokens sent to clients", "workload")
-        spec = ("version", "workload")
+        self._followed: dict[str, _Followed] = {}  # by lane
+        spec = ("drafter", "version", "workload")
         self._drafts = self._counter("spec_decode_num_drafts", "Rounds with a proposal", *spec)
         self._proposed = self._counter("spec_decode_num_draft_tokens", "Proposed tokens", *spec)
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens", *spec)
@@ -45,29 +47,36 @@ class Metrics:
         self._draft = self._histogram("draft_seconds", "Proposing, a round of a request", ROUND_SECONDS)
         self._verify = self._histogram("verify_seconds", "Verification, a round of a request", ROUND_SECONDS)
 
-    def finished(self, generation: Generation) -> None:
-        """Count a finished request; called from the engine's thread."""
+    def finished(self, generation: Generation, drafter: str = "") -> None:
+        """Count a finished request, for which `drafter` proposed; called from the engine's thread."""
         workload = self._label(generation.workload)
         self._requests.labels(workload, generation.finish_reason or "").inc()
         self._tokens.labels(workload).inc(len(generation.output_ids))
         if generation.first_token_at:
             self._first_token.observe(generation.first_token_at - generation.submitted_at)
         self._total.observe(generation.finished_at - generation.submitted_at)
-        self._count_rounds(generation, workload)
+        self._count_rounds(generation, workload, drafter)
 
-    def watch(self, engine: Engine, writer: FeedbackWriter, follower: LiveFollower) -> None:
-        """Show the state of these parts from now on."""
-        self.registry.register(_Parts(engine, writer, follower))
+    def watch(self, engine: Engine) -> None:
+        """Show the state of the engine, and of the drafters that `follow` names, from now on."""
+        self.registry.register(_Parts(engine, self._followed))
         if engine.governor is not None:
             self.registry.register(_Decisions(engine.governor, self._label))
+
+    def follow(self, lane: str, writer: FeedbackWriter, follower: LiveFollower) -> None:
+        """Show the state of a lane's parts, under its drafter's name."""
+        self._followed[lane] = _Followed(writer, follower)
+
+    def unfollow(self, lane: str) -> None:
+        self._followed.pop(lane, None)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _count_rounds(self, generation: Generation, workload: str) -> None:
+    def _count_rounds(self, generation: Generation, workload: str, drafter: str) -> None:
         for r in generation.rounds:
-            labels = (str(r.version), workload)
+            labels = (drafter, str(r.version), workload)
             self._drafts.labels(*labels).inc()
             self._proposed.labels(*labels).inc(r.proposed)
             self._accepted.labels(*labels).inc(r.accepted)
@@ -89,25 +98,47 @@ class Metrics:
         return Histogram(f"redraft_{name}", help, buckets=tuple(buckets), registry=self.registry)
 
 
+@dataclass(frozen=True)
+class _Followed:
+    """A lane's parts."""
+
+    writer: FeedbackWriter
+    follower: LiveFollower
+
+
 class _Parts(Collector):
     """Reads the parts' own counters when Prometheus asks."""
 
-    def __init__(self, engine: Engine, writer: FeedbackWriter, follower: LiveFollower) -> None:
-        self._engine, self._writer, self._follower = engine, writer, follower
+    def __init__(self, engine: Engine, followed: Mapping[str, _Followed]) -> None:
+        self._engine, self._followed = engine, followed
 
     def collect(self) -> Iterator[Metric]:
-        engine, writer, follower = self._engine, self._writer, self._follower
+        engine = self._engine
         yield _gauge("requests_running", "Requests that hold a slot", engine.running)
         yield _gauge("requests_waiting", "Requests that wait for a slot", engine.waiting)
-        yield _gauge("live_version", "Version that proposes; 0: none", engine.live_version)
-        yield _gauge("live_generation", "Move of the live pointer that is applied here", follower.generation)
-        yield _total("swaps", "Drafters swapped in", follower.swaps)
-        yield _total("swap_failures", "Versions that could not be loaded or swapped in", follower.failures)
-        yield _total("drafter_faults", "Drafters dropped because they failed in a round", engine.drafter_faults)
-        yield _gauge("feedback_waiting", "Feedback records that wait for Redis", writer.waiting)
-        yield _total("feedback_written", "Feedback records that Redis confirmed", writer.written)
-        yield _totals("feedback_dropped", "Feedback records lost", "reason", writer.dropped)
+        yield _total("drafter_faults", "Drafters dropped because they failed in a round", engine.lanes.faults)
         yield _totals("identity_audits", "Greedy requests decoded again plainly", "verdict", engine.audit.verdicts)
+        yield from self._by_drafter()
+
+    def _by_drafter(self) -> Iterator[Metric]:
+        version = _by_name("live_version", "Version that proposes; 0: none")
+        generation = _by_name("live_generation", "Move of the live pointer that is applied here")
+        waiting = _by_name("feedback_waiting", "Feedback records that wait for Redis")
+        swaps = _counted("swaps", "Drafters swapped in")
+        failures = _counted("swap_failures", "Versions that could not be loaded or swapped in")
+        written = _counted("feedback_written", "Feedback records that Redis confirmed")
+        dropped = _counted("feedback_dropped", "Feedback records lost", "reason")
+        for lane, parts in list(self._followed.items()):
+            name = [parts.follower.drafter]
+            version.add_metric(name, self._engine.lanes.version(lane))
+            generation.add_metric(name, parts.follower.generation)
+            waiting.add_metric(name, parts.writer.waiting)
+            swaps.add_metric(name, parts.follower.swaps)
+            failures.add_metric(name, parts.follower.failures)
+            written.add_metric(name, parts.writer.written)
+            for reason, count in sorted(parts.writer.dropped.items()):
+                dropped.add_metric([*name, reason], count)
+        yield from (version, generation, swaps, failures, waiting, written, dropped)
 
 
 class _Decisions(Collector):
@@ -148,6 +179,14 @@ def _family(name: str, help: str, *labels: str) -> GaugeMetricFamily:
 
 def _gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(f"redraft_{name}", help, value=value)
+
+
+def _by_name(name: str, help: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"redraft_{name}", help, labels=("drafter",))
+
+
+def _counted(name: str, help: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"redraft_{name}", help, labels=("drafter", *labels))
 
 
 def _total(name: str, help: str, value: float) -> Metric:

@@ -63,7 +63,7 @@ class Promotion(Order):
 
 
 class Rollback(Order):
-    to: int | None = Field(None, ge=1)  # None: the version before
+    to: int | None = Field(None, ge=1)  # None: what was before the canary, where one is out, else the version before
     reason: Reason
 
 
@@ -116,7 +116,7 @@ def operator_router(
     def promote(order: Promotion) -> Json:
         candidate = registry.version(served(), order.version)
         live = registry.live(served())
-        moved = registry.promote(candidate, live, OPERATOR, order.reason, holdback, order.quarantined)
+        moved = registry.promote(candidate, live, OPERATOR, order.reason, holdback, order.quarantined, recall=True)
         log.info("pointer.promoted", drafter=served(), version=order.version, generation=moved.generation)
         return _pointer(moved)
 
@@ -155,6 +155,7 @@ def _pointer(pointer: Pointer) -> Json:
         "generation": pointer.generation,
         "live": pointer.live.number,
         "previous": pointer.previous.number if pointer.previous else None,
+        "canary": pointer.canary.number if pointer.canary else None,
     }
 
 

@@ -1,7 +1,7 @@
-"""The word that a drafter's pointer moved, on a Redis channel: it saves a server up to one polling interval.
+"""The word that a drafter's pointer, or a target's routes, moved: it saves a server up to one polling interval.
 
-Only a hint. The pointer is the row in the database; a message lost, late, doubled or forged costs one look
-at that row.
+Only a hint, on one Redis channel. What counts are the rows in the database; a message lost, late, doubled or forged
+costs one look at them.
 """
 
 import time
@@ -23,7 +23,13 @@ class PointerMoved(msgspec.Struct, frozen=True):
     generation: int
 
 
+class RoutesMoved(msgspec.Struct, frozen=True):
+    target: str  # fingerprint
+    generation: int
+
+
 _decoder = msgspec.json.Decoder(PointerMoved)
+_routes_decoder = msgspec.json.Decoder(RoutesMoved)
 
 
 def announce(client: redis.Redis, drafter: str, generation: int) -> None:
@@ -31,18 +37,29 @@ def announce(client: redis.Redis, drafter: str, generation: int) -> None:
     client.publish(POINTER_CHANNEL, msgspec.json.encode(PointerMoved(drafter, generation)))
 
 
+def announce_routes(client: redis.Redis, target_fingerprint: str, generation: int) -> None:
+    """Tell whoever listens; raises `redis.RedisError` when the message could not be sent."""
+    client.publish(POINTER_CHANNEL, msgspec.json.encode(RoutesMoved(target_fingerprint, generation)))
+
+
 def announce_pending(engine: Engine, client: redis.Redis) -> None:
     """Send what the outbox holds; raises `redis.RedisError`, and what was not sent stays there."""
     for message in outbox.pending(engine):
-        announce(client, message.payload["drafter"], message.payload["generation"])
+        if message.topic == outbox.ROUTES_TOPIC:
+            announce_routes(client, message.payload["target"], message.payload["generation"])
+        else:
+            announce(client, message.payload["drafter"], message.payload["generation"])
         outbox.mark_sent(engine, [message.id])
 
 
 class Announcements:
-    """One drafter's announcements. While Redis is away, `wait` just waits and tries to subscribe again."""
+    """One drafter's announcements, and those of its target's routes where `target` (its fingerprint) is given.
 
-    def __init__(self, url: str, drafter: str) -> None:
-        self.drafter = drafter
+    While Redis is away, `wait` just waits and tries to subscribe again.
+    """
+
+    def __init__(self, url: str, drafter: str, target: str = "") -> None:
+        self.drafter, self.target = drafter, target
         self._client = hot(url)
         self._subscription: PubSub | None = None
         self._retry_at = 0.0
@@ -52,7 +69,7 @@ class Announcements:
         return self._subscription is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds`; True as soon as a message says that this drafter's pointer moved."""
+        """Wait at most `seconds`; True as soon as a message says that this drafter's pointer, or its routes, moved."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -99,5 +116,11 @@ class Announcements:
     def _concerns_us(self, data: bytes) -> bool:
         try:
             return _decoder.decode(data).drafter == self.drafter
+        except msgspec.MsgspecError:
+            return bool(self.target) and self._concerns_our_routes(data)
+
+    def _concerns_our_routes(self, data: bytes) -> bool:
+        try:
+            return _routes_decoder.decode(data).target == self.target
         except msgspec.MsgspecError:
             return False

@@ -7,6 +7,8 @@ Acceptance probability, rate and length are different quantities (the design's w
 from dataclasses import dataclass, field
 from typing import Any
 
+LOGGED, RESCORED = "logged", "rescored"  # what teaches: rows that serving kept, or the target, which reads again
+
 
 @dataclass(frozen=True)
 class TrainingInputs:
@@ -18,6 +20,7 @@ class TrainingInputs:
     replayed: tuple[str, ...] = ()  # record ids: what was taken of the windows before its own
     reservoir_sha256: str = ""  # the references that those were drawn from, for the next run to go on with
     moments_sha256: str = ""  # the optimiser's moments that it went on from, the parent's; "": it started anew
+    rescored: dict[str, Any] = field(default_factory=dict)  # how the target scored the records again; {}: it did not
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TrainingReport:
     mass_covered: float | None = None  # share of the mass that the window's rows name, inside the draft vocabulary
     tokens_covered: float | None = None  # share of the window's emitted tokens inside the draft vocabulary
     moments_sha256: str = ""  # the optimiser's moments that it left; "": they were not kept
+    teacher: str = LOGGED  # or RESCORED: where the target's rows came from
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,14 @@ class Exposed:
     parent: int | None  # number, where that one was exposed too
     live: bool
     canary: bool
+    parent_drafter: str = ""  # name, where the parent is another drafter's: routing copied it
 
     @property
     def how(self) -> str:
         """In a phrase: through records of its own, through its parent, or both."""
         own = f"trained on {self.records} of the records" if self.records else ""
-        inherited = f"descends from version {self.parent}" if self.parent is not None else ""
+        of = f" of {self.parent_drafter}" if self.parent_drafter else ""
+        inherited = f"descends from version {self.parent}{of}" if self.parent is not None else ""
         return " and ".join(part for part in (own, inherited) if part)
 
 
@@ -78,4 +80,5 @@ def _exposed(row: VersionRow, records: int, found: Mapping[int, Exposed], points
         parent=parent.number if parent else None,
         live=points.live_id == row.id,
         canary=points.canary_id == row.id,
+        parent_drafter=parent.drafter if parent and parent.drafter != row.drafter.name else "",
     )

@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from storage.database import now
-from storage.decisions import Decision, Evaluation, TrainingInputs, TrainingReport, WorkloadScore
+from storage.decisions import LOGGED, Decision, Evaluation, TrainingInputs, TrainingReport, WorkloadScore
 from storage.tables import EvaluationRow, MarkRow, TrainingRow, WindowRow
 
 
@@ -44,6 +44,7 @@ def add_training(
             mass_covered=report.mass_covered,
             tokens_covered=report.tokens_covered,
             moments_sha256=report.moments_sha256 or None,
+            teacher=report.teacher,
             seconds=report.seconds,
             outcome=report.outcome,
             reason=report.reason,
@@ -107,6 +108,7 @@ def training_report(row: TrainingRow) -> TrainingReport:
         mass_covered=row.mass_covered,
         tokens_covered=row.tokens_covered,
         moments_sha256=row.moments_sha256 or "",
+        teacher=row.teacher or LOGGED,
     )
 
 

@@ -61,8 +61,9 @@ def last_events(session: Session, drafter_id: int) -> dict[int, EventRow]:
     events = select(EventRow).where(EventRow.drafter_id == drafter_id).order_by(EventRow.generation)
     last: dict[int, EventRow] = {}
     for event in session.scalars(events):
-        last[event.to_id] = event
-        if event.from_id is not None:
+        if event.kind != "recall":  # for the live version a canary's coming and going is no event
+            last[event.to_id] = event
+        if event.from_id is not None and event.kind != "canary":
             last[event.from_id] = event
     return last
 
@@ -84,14 +85,18 @@ def pointer_of(session: Session, drafter_id: int) -> Pointer:
     live = session.get_one(VersionRow, row.live_id)
     previous = session.get_one(VersionRow, row.previous_id) if row.previous_id is not None else None
     moves = select(EventRow.kind).where(EventRow.drafter_id == drafter_id, EventRow.generation == row.generation)
+    canary = session.get_one(VersionRow, row.canary_id) if row.canary_id is not None else None
     shares = select(WatchRow.share).where(WatchRow.drafter_id == drafter_id, WatchRow.state == "open")
+    share = session.scalar(shares) or 0.0  # of the version that was live before a move or a canary
     return Pointer(
         drafter=live.drafter.name,
         live=version_view(live),
         previous=version_view(previous) if previous else None,
         generation=row.generation,
         kind=session.scalars(moves).one(),
-        holdback=session.scalar(shares) or 0.0,
+        holdback=0.0 if canary else share,
+        canary=version_view(canary) if canary else None,
+        canary_share=1.0 - share if canary else 0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the watch after a promotion knows of one request, as a plain frozen record."""
+"""What the watch after a promotion, or over a canary, knows of one request, as a plain frozen record."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Observation:
 
     workload: str
     policy: str
-    held: bool  # meant to stay on the predecessor
+    held: bool  # meant for the predecessor: held back from a promoted version, or none of a canary's
     strayed: bool  # most of its rounds were another version's than meant
     proposed: int
     accepted: int
@@ -21,7 +21,10 @@ class Observation:
 
 
 def observed(record: FeedbackRecord, share: float, live: int, predecessor: int) -> Observation | None:
-    """A record seen by a watch; None where nothing was proposed, or by other versions altogether."""
+    """A record seen by a watch; None where nothing was proposed, or by other versions altogether.
+
+    `share` is the predecessor's; `live` is the version that is watched, be it live or a canary.
+    """
     rounds = [r for r in record.rounds if r.version in (live, predecessor)]
     proposed = sum(r.proposed for r in rounds)
     if not proposed:

@@ -14,6 +14,7 @@ from storage.database import now, reading, transaction
 from storage.tables import OutboxRow
 
 POINTER_TOPIC = "pointer"  # payload: {"drafter": name, "generation": n}
+ROUTES_TOPIC = "routes"  # payload: {"target": fingerprint, "generation": n}
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _withdraw(session: Session, purge: PurgeRow, versions: Iterable[Exposed]) ->
         row = session.get_one(VersionRow, version.id)
         points = pointer.lock(session, row.drafter_id)
         if points.canary_id == version.id:
-            points.canary_id = None
+            pointer.recall(session, points, "overtaken", purge.actor, "it learnt from records that were purged")
         if points.live_id != version.id:
             continue
         to = _untouched(session, points, ids)

@@ -26,7 +26,10 @@ class RecordRefused(ValueError):
 class Round(msgspec.Struct, frozen=True, array_like=True):
     """One round of one request. A rejection happened if and only if accepted < proposed.
 
-    A round cut short (end of text, stop string, max_tokens) counts as proposed only what was committed.
+    A round cut short (end of text, stop string, max_tokens) counts as proposed only what was committed. Of a tree,
+    `accepted` is the length of the accepted path, and `proposed` the depth of the longest path through the node where
+    it ended: more if and only if that node had children and all of them were refused. `rejected_token` is then the
+    first of them, the drafter's best or first drawn. Version 0 is none: the proposal came out of n-grams.
     """
 
     start: int  # output index of the first proposed token

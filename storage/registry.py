@@ -12,13 +12,13 @@ from typing import Any
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from storage import audit, lineage, lookup, marks, pointer, quarantine, watches
+from storage import audit, lineage, lookup, marks, pointer, quarantine, routes
 from storage.database import exclusive, now, reading, transaction
 from storage.decisions import Decision, Evaluation, TrainingReport
 from storage.jobs import Lease, hold
 from storage.lookup import UnknownDrafter, UnknownVersion
 from storage.marks import VersionRefused
-from storage.pointer import PointerMoved
+from storage.pointer import CanaryOut, PointerMoved
 from storage.quarantine import Quarantined
 from storage.tables import DrafterRow, PointerRow, TrainingRow, VersionRow
 from storage.views import (
@@ -34,7 +34,7 @@ from storage.views import (
 )
 
 __all__ = [
-    "Drafter", "DrafterExists", "Event", "Interval", "NothingToRollBackTo", "Pointer", "PointerMoved",
+    "CanaryOut", "Drafter", "DrafterExists", "Event", "Interval", "NothingToRollBackTo", "Pointer", "PointerMoved",
     "Quarantined", "Registry", "UnknownDrafter", "UnknownVersion", "Version", "VersionRefused",
     "VersionSummary", "WrongDrafter",
 ]  # fmt: skip
@@ -102,12 +102,18 @@ class Registry:
             return [drafter_view(row) for row in rows if include_retired or row.retired_at is None]
 
     def choose(self, name: str, target_fingerprint: str | None = None) -> Drafter:
-        """The drafter called `name`; for "" the only one of this target. Retired ones cannot be chosen."""
+        """The drafter called `name`; for "" the general one: the only one of this target that is for all workloads.
+
+        Retired ones cannot be chosen. Those that are routed, or were made by routing, are for some workloads only.
+        """
         if name:
             return _fitting(self.drafter(name), target_fingerprint)
         found = [d for d in self.drafters() if target_fingerprint in (None, d.target_fingerprint)]
         if not found:
             raise UnknownDrafter("there is no drafter for this target: run `redraft init NAME` to make one")
+        with reading(self.engine) as session:
+            general = routes.general_among(session, {d.id for d in found})
+        found = [d for d in found if d.id in general]
         if len(found) > 1:
             names = ", ".join(d.name for d in found)
             raise UnknownDrafter(f"there are several drafters ({names}): set REDRAFT_DRAFTER to one of them")
@@ -118,6 +124,7 @@ class Registry:
         with self._writing() as session:
             row = lookup.drafter_row(session, name)
             if row.retired_at is None:
+                routes.forget(session, row, actor, f"drafter {name} was retired")
                 row.retired_at = now(session)
                 audit.append(session, actor, "drafter.retire", f"drafter/{name}", {}, {"retired": True}, "")
 
@@ -198,36 +205,42 @@ class Registry:
         reason: str,
         holdback: float = 0.0,
         quarantined: bool = False,
+        recall: bool = False,
     ) -> Pointer:
         """Make `candidate` live if `expecting` is, else `PointerMoved`; a no-op where it is live already.
 
         That share of the requests stays on the version before, for as long as the watch that this opens goes on.
-        Raises `Quarantined`, unless `quarantined` says that the version is to come out of it.
+        Raises `Quarantined`, unless `quarantined` says that the version is to come out of it, and `CanaryOut` where
+        another version is out as a canary, unless `recall` says that this ends it.
         """
         if candidate.drafter != expecting.drafter:
             raise WrongDrafter(f"a version of {candidate.drafter} cannot replace one of {expecting.drafter}")
         with self._writing() as session:
             to = lookup.version_row(session, candidate.drafter, candidate.number)
-            if pointer.lock(session, to.drafter_id).live_id != to.id:
+            points = pointer.lock(session, to.drafter_id)
+            if points.live_id != to.id:
                 marks.check_servable(session, to)
+                if not recall:
+                    pointer.check_canary(session, points, to)
                 before = session.get_one(VersionRow, expecting.id)
                 if quarantined:
                     quarantine.release(session, to, actor, reason)
                 quarantine.check(session, to)
-                pointer.promote(session, to, before, actor, reason)
-                if holdback > 0:
-                    watches.start(session, to, before, pointer.lock(session, to.drafter_id).generation, holdback)
-                    session.flush()
+                pointer.make_live(session, to, before, actor, reason, holdback)
             return lookup.pointer_of(session, to.drafter_id)
 
     def rollback(self, drafter: str, to: int | None, actor: str, reason: str) -> Pointer:
         """Make version `to` live again, by default the one before; nothing happens if it is live already.
 
-        A previous version that cannot be served any more is passed over for the one that was live before it.
+        A previous version that cannot be served any more is passed over for the one that was live before it. While a
+        canary is out, going back by default is to recall that, as it was deployed last; the live version stays.
         """
         with self._writing() as session:
             points = pointer.lock(session, lookup.drafter_row(session, drafter).id)
             live = session.get_one(VersionRow, points.live_id)
+            if to is None and points.canary_id is not None:
+                pointer.recall(session, points, "overtaken", actor, reason)
+                return lookup.pointer_of(session, points.drafter_id)
             if to is None and points.previous_id is None:
                 raise NothingToRollBackTo(f"version {live.number} of {drafter} is live and replaced none")
             target = marks.fallback(session, points) if to is None else lookup.version_row(session, drafter, to)
@@ -240,7 +253,7 @@ class Registry:
             return lookup.pointer_of(session, points.drafter_id)
 
     def take_back(self, version: Version, actor: str, reason: str) -> Pointer:
-        """Roll `version` back for being worse, if it is live, and put it into quarantine.
+        """Roll `version` back for being worse, if it is live or out as a canary, and put it into quarantine.
 
         Several servers and the worker may find the same: the first one moves the pointer, for the others nothing
         happens. Without an earlier version that can be served the pointer stays, and only the quarantine is set.
@@ -253,6 +266,9 @@ class Registry:
                 target = marks.fallback(session, points)
                 if target is not None:
                     pointer.take_back(session, target, row, actor, reason)
+            elif points.canary_id == row.id:
+                quarantine.put(session, row, actor, reason)
+                pointer.recall(session, points, "worse", actor, reason)
             return lookup.pointer_of(session, row.drafter_id)
 
     def events(self, drafter: str, limit: int = 50) -> list[Event]:

@@ -30,7 +30,7 @@ class Version:
     id: int
     drafter: str  # name
     number: int
-    parent: int | None  # number
+    parent: int | None  # number; None of a version 1, a copy of another drafter's version too
     weights_sha256: str
     size_bytes: int
     created_at: datetime
@@ -55,13 +55,15 @@ class Pointer:
     live: Version
     previous: Version | None
     generation: int
-    kind: str  # of the move that led here: init, promote, rollback
+    kind: str  # of the event that led here
     holdback: float  # share of the requests that stays on `previous`; 0.0 where no watch is open
+    canary: Version | None = None
+    canary_share: float = 0.0  # of the requests, that the canary serves
 
 
 @dataclass(frozen=True)
 class Event:
-    kind: str  # init, promote, rollback
+    kind: str  # init, promote, rollback; canary (from live to it), recall (from it to live)
     before: int | None  # version numbers
     after: int
     generation: int
@@ -92,7 +94,7 @@ def version_view(row: VersionRow) -> Version:
         id=row.id,
         drafter=row.drafter.name,
         number=row.number,
-        parent=row.parent.number if row.parent else None,
+        parent=row.parent.number if row.parent and row.parent.drafter_id == row.drafter_id else None,
         weights_sha256=row.weights_sha256,
         size_bytes=row.size_bytes,
         created_at=row.created_at,
@@ -143,12 +145,13 @@ def _state(version_id: int, pointer: PointerRow, last_event: EventRow | None, ev
     if version_id == pointer.canary_id:
         return "canary"
     if last_event is not None:
-        return "rolled_back" if last_event.kind == "rollback" else "retired"
+        return "rolled_back" if last_event.kind in ("rollback", "recall") else "retired"
     return "refused" if evaluation is not None and not evaluation.promote else "candidate"
 
 
 def _reason(version_id: int, last_event: EventRow | None, evaluation: EvaluationRow | None) -> str:
-    taken_back = last_event is not None and last_event.kind == "rollback" and last_event.from_id == version_id
+    backwards = last_event is not None and last_event.kind in ("rollback", "recall")
+    taken_back = backwards and last_event is not None and last_event.from_id == version_id
     if evaluation is not None and not taken_back:
         return evaluation.reason
     return last_event.reason if last_event is not None else ""

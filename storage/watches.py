@@ -1,8 +1,9 @@
 """Watches: the time after a promotion in which a share of the requests stays on the predecessor.
 
-Opened by the promotion itself and closed by the next move of the pointer, both in the registry's transaction, or
-by the worker's verdict. Requests are written down as they are folded into the history, each once, so the test can
-be repeated from SQL alone, whatever happens to Redis.
+A canary's time is a watch, too: its predecessor is the version that is live, which keeps the larger share. Opened by
+the promotion itself, or as the canary goes out, and closed by the next move of the pointer, both in that move's
+transaction, or by the worker's verdict. Requests are written down as they are folded into the history, each once, so
+the test can be repeated from SQL alone, whatever happens to Redis.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,8 +29,9 @@ class Watch:
     drafter: str  # name
     version: int  # number
     predecessor: int  # number
-    generation: int  # of the promotion
+    generation: int  # of the promotion, or of the canary's sending out
     share: float  # of the requests, that stays on the predecessor while the watch is open
+    canary: bool  # the version is a canary, and the predecessor is live
     state: str  # open, safe, worse, ended, overtaken
     reason: str
     requests: int  # that the findings are about
@@ -80,12 +82,19 @@ class Watches:
                 _close(session, row, state, reason)
 
 
-def start(session: Session, version: VersionRow, predecessor: VersionRow, generation: int, share: float) -> None:
-    """Open the watch of a promotion."""
+def start(
+    session: Session,
+    version: VersionRow,
+    predecessor: VersionRow,
+    generation: int,
+    share: float,
+    canary: bool = False,
+) -> None:
+    """Open the watch of a promotion, or of a canary; `share` is the predecessor's."""
     session.add(
         WatchRow(
             drafter_id=version.drafter_id, version_id=version.id, predecessor_id=predecessor.id,
-            generation=generation, share=share, state="open", reason="", requests=0, findings=[],
+            generation=generation, share=share, canary=canary, state="open", reason="", requests=0, findings=[],
             opened_at=now(session),
         )
     )  # fmt: skip
@@ -140,6 +149,7 @@ def _watch(session: Session, row: WatchRow) -> Watch:
         predecessor=numbers[row.predecessor_id],
         generation=row.generation,
         share=row.share,
+        canary=bool(row.canary),
         state=row.state,
         reason=row.reason,
         requests=row.requests,

@@ -11,11 +11,12 @@ from sqlalchemy import Engine as Database
 
 from adapter.distil import DistilConfig
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.gate import GateConfig
 from adapter.target import Target
-from adapter.versions import KIND, Versions
+from adapter.versions import Versions
 from adapter.watch import WatchConfig
-from cli.attachment import take
+from cli.attachment import hold, take
 from service.engine.engine import Engine, EngineConfig
 from service.engine.floor import FloorConfig
 from service.feedback import FeedbackWriter
@@ -95,11 +96,11 @@ def tiny_first(target: Target) -> CausalLM:
     return CausalLM.from_target(target.model, 1, torch.arange(200))
 
 
-def make_drafter(target: Target, database: Database, versions: Versions, first: CausalLM) -> Version:
+def make_drafter(target: Target, database: Database, versions: Versions, first: LearntDrafter) -> Version:
     blob = versions.save(first)
     files, config = target.files, first.config.to_dict()
     return Registry(database).create_drafter(
-        "demo", KIND, files.fingerprint, files.tokenizer_fingerprint, config, blob.sha256, blob.size, "test"
+        "demo", first.kind, files.fingerprint, files.tokenizer_fingerprint, config, blob.sha256, blob.size, "test"
     )
 
 
@@ -109,7 +110,7 @@ def running_circle(
     database: Database,
     url: str,
     folder: Path,
-    first: CausalLM,
+    first: LearntDrafter,
     config: AdaptConfig = CONFIG,
     floor: FloorConfig = FloorConfig(),
 ) -> Iterator[Circle]:
@@ -133,8 +134,8 @@ def running_circle(
         offer=lambda offered: take(engine, offered),
         redis_url=url,
         config=LiveConfig(live_poll_seconds=0.2),
-        release=lambda: engine.release().result(20),
-        broken=lambda: engine.floor.broken,
+        hold=lambda share: hold(engine, share),
+        broken=lambda: engine.lanes.broken(),
     )
     storage = StorageConfig(home=folder, redis_url=url)
     redis = consume(url)
@@ -144,7 +145,7 @@ def running_circle(
     engine.start()
     follower.start()
     try:
-        circle.until(lambda: engine.live_version == 1)
+        circle.until(lambda: engine.lanes.version() == 1)
         yield circle
     finally:
         follower.close()

@@ -45,7 +45,7 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
     Jobs(engine).finish(stores.lease, "done")
 
     # 4. The pointer has moved in SQL; the server follows, swaps between rounds and acknowledges.
-    circle.until(lambda: circle.engine.live_version == 2)
+    circle.until(lambda: circle.engine.lanes.version() == 2)
     circle.until(lambda: [s.generation for s in Servers(engine).live("demo")] == [2])
 
     # 5. The same prompts again: the text is the target's as before, and more of it was proposed.
@@ -62,7 +62,7 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
 
     # 7. An operator takes version 2 back; its past is kept.
     circle.registry.rollback("demo", None, "operator", "just to see")
-    circle.until(lambda: circle.engine.live_version == 1)
+    circle.until(lambda: circle.engine.lanes.version() == 1)
     assert [s.state for s in circle.registry.versions("demo")] == ["live", "rolled_back"]
     assert [e.kind for e in circle.registry.events("demo")] == ["rollback", "promote", "init"]
 
@@ -135,7 +135,7 @@ def test_redis_killed_while_serving_costs_no_request_and_no_promotion(
         decision = circle.adapt(circle.stores(job))
         assert decision is not None
         assert decision.promote, decision.reason
-        circle.until(lambda: circle.engine.live_version == 2)
+        circle.until(lambda: circle.engine.lanes.version() == 2)
 
 
 def _die(*_: object, **__: object) -> None:

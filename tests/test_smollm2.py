@@ -79,7 +79,7 @@ def test_a_real_drafter_learns_from_real_prompts_and_no_token_changes(circle: Ci
     decision = circle.adapt(circle.stores(job))
     assert decision is not None
     assert decision.promote, decision.reason
-    circle.until(lambda: circle.engine.live_version == 2)
+    circle.until(lambda: circle.engine.lanes.version() == 2)
     after = circle.send(unseen, TOKENS, train=False)
     assert [c.tokens for c in before] == [c.tokens for c in plain] == [c.tokens for c in after]
     assert length(before) < 1.15

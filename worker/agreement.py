@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from redis import Redis
 from sqlalchemy import Engine
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.drift import DriftConfig, Sample, follow, is_plain
 from adapter.replay import matches
 from adapter.versions import Versions
@@ -34,7 +34,7 @@ class Agreement:
     ) -> None:
         self._registry, self._store, self._redis = Registry(database), DriftStore(database), redis
         self._weights, self._storage, self._config = weights, storage, config
-        self._loaded: tuple[int, CausalLM] | None = None  # by the version's id
+        self._loaded: tuple[int, LearntDrafter] | None = None  # by the version's id
 
     def look(self, target_fingerprint: str) -> int:
         """Replay the newest plainly decoded requests; how many."""
@@ -48,12 +48,14 @@ class Agreement:
             return 0
         live = self._registry.live(drafter.name)
         model = self._model(live, drafter)
+        if model.taps:
+            return 0  # what it would propose depends on hidden states of the target, which nobody has read here
         samples = [agreement(model, record) for record in records]
         alarms = self._store.revise(drafter.name, lambda known: follow(known, samples, live.number, self._config))
         tell(drafter.name, alarms)
         return len(samples)
 
-    def _model(self, live: Version, drafter: Drafter) -> CausalLM:
+    def _model(self, live: Version, drafter: Drafter) -> LearntDrafter:
         if self._loaded is None or self._loaded[0] != live.id:
             self._loaded = (live.id, self._weights.load(live, drafter))
         return self._loaded[1]
@@ -73,7 +75,7 @@ def plainly_decoded(entries: Sequence[bytes], drafter: Drafter, vocab_size: int)
     return found
 
 
-def agreement(model: CausalLM, record: FeedbackRecord) -> Sample:
+def agreement(model: LearntDrafter, record: FeedbackRecord) -> Sample:
     """How many of the output's tokens the drafter would have chosen; the first, which no round proposes, apart."""
     matched = matches(model, record)[1:]
     return Sample(record.workload, PLAIN, int(matched.sum()), len(matched))

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery, signals
 
+from adapter.routing import RoutingConfig
 from storage.config import StorageConfig, read
 from storage.redis_clients import celery_broker
 from worker.config import TrainerConfig
@@ -20,7 +21,7 @@ DOORBELL_EXPIRES = 60  # seconds; the sweep rings again, so an old doorbell is w
 HEARTBEAT_SECONDS = 5.0
 
 
-def build_app(storage: StorageConfig, trainer: TrainerConfig) -> Celery:
+def build_app(storage: StorageConfig, trainer: TrainerConfig, routing: RoutingConfig) -> Celery:
     """The configured application; the tasks are in `worker.tasks`."""
     app = Celery("redraft", broker=celery_broker(storage.stream_url), include=["worker.tasks"])
     app.conf.update(
@@ -32,7 +33,7 @@ def build_app(storage: StorageConfig, trainer: TrainerConfig) -> Celery:
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_transport_options={"visibility_timeout": 3600},
-        task_routes={name: {"queue": ADAPT_QUEUE} for name in ("worker.tasks.adapt", "worker.tasks.replay_plain")},
+        task_routes={f"worker.tasks.{name}": {"queue": ADAPT_QUEUE} for name in ("adapt", "replay_plain", "route")},
         task_default_queue=HOUSEKEEPING_QUEUE,
         beat_schedule={
             "sweep": _every("worker.tasks.sweep", trainer.sweep_seconds),
@@ -41,6 +42,8 @@ def build_app(storage: StorageConfig, trainer: TrainerConfig) -> Celery:
             "collect_garbage": _every("worker.tasks.collect_garbage", 3600.0),
         },
     )
+    if routing.routing == "learned":
+        app.conf.beat_schedule["route"] = _every("worker.tasks.route", routing.routing_seconds)
     return app
 
 
@@ -67,4 +70,4 @@ def _start_heartbeat(role: str) -> None:
     threading.Thread(target=beat_forever, args=(role, HEARTBEAT_SECONDS), name="heartbeat", daemon=True).start()
 
 
-app = build_app(read(StorageConfig, os.environ), read(TrainerConfig, os.environ))
+app = build_app(read(StorageConfig, os.environ), read(TrainerConfig, os.environ), read(RoutingConfig, os.environ))

@@ -9,7 +9,7 @@ from storage.config import setting
 class TriggerConfig:
     """An update starts when enough feedback waits, when some has waited for long enough, or after a drift alarm."""
 
-    window_records: int = setting(64, "feedback records that start an update, and that one update reads at most")
+    window_records: int = setting(32, "feedback records that start an update, and that one update reads at most")
     window_age_seconds: float = setting(900.0, "age of the oldest waiting record that starts an update as well")
     window_minimum: int = setting(16, "records below which neither age nor drift starts an update")
     drift_trigger: bool = setting(True, "an alarm that a workload's acceptance has fallen starts an update as well")
@@ -29,6 +29,7 @@ class TrainerConfig:
     """How the trainer and the housekeeper run."""
 
     trainer_threads: int = setting(1, "torch threads of the trainer")
+    trainer_device: str = setting("cpu", "device that drafters are trained on: cpu or cuda")
     trainer_nice: int = setting(10, "niceness of the trainer, so that serving goes first")
     lease_seconds: float = setting(30.0, "a trainer that is silent for so long has lost its job to the next one")
     sweep_seconds: float = setting(5.0, "interval of looking for due updates, lost doorbells and unsent messages")

@@ -52,14 +52,21 @@ class Housekeeper:
     def sweep(self) -> list[int]:
         """The job ids to ring for: of updates that are now due, and of jobs whose doorbell or worker was lost."""
         windows = Windows(self._database, self._blobs)
-        for drafter in Registry(self._database).drafters():
+        for drafter in Registry(self._database).drafters(include_retired=True):
             stream = self._stream(drafter.name)
             stream.trim()
+            if drafter.retired_at is not None:
+                continue
             alarmed = self._drift_store.pending(drafter.name)
-            if windows.open(drafter.name) is not None or due(stream.waiting(ADAPT), self._trigger, alarmed):
+            undecided = windows.open(drafter.name) is not None
+            if undecided or (due(stream.waiting(ADAPT), self._trigger, alarmed) and not self._canary_out(drafter.name)):
                 self._jobs.request("adapt", drafter.name)
         self.send_outbox()
         return self._jobs.due()
+
+    def _canary_out(self, drafter: str) -> bool:
+        """A canary is to be judged first: its parent may soon be live no more. Feedback waits in the stream."""
+        return Registry(self._database).pointer(drafter).canary is not None
 
     def send_outbox(self) -> None:
         """Announce pointer moves that were committed but not sent. Servers poll too: this only makes it quick."""

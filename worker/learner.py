@@ -9,12 +9,15 @@ import torch
 from sqlalchemy import Engine
 
 from adapter.distil import DistilConfig
+from adapter.distributed import DistributedConfig, launch
 from adapter.drift import DriftConfig
 from adapter.gate import GateConfig
+from adapter.rescore import RescoreConfig
+from adapter.routing import RoutingConfig
 from adapter.target import TargetConfig, TargetFiles, fetch, load_embedding
 from adapter.versions import Versions
 from adapter.watch import WatchConfig
-from storage.config import StorageConfig, read
+from storage.config import StorageConfig, read, variable
 from storage.database import check_migrated, open_database
 from storage.jobs import Jobs, Lease
 from storage.redis_clients import consume
@@ -26,6 +29,8 @@ from worker.agreement import Agreement
 from worker.config import TrainerConfig, TriggerConfig
 from worker.heartbeat import Held, LeaseGone, held, process_name
 from worker.pipeline import AdaptConfig, Stores, adapt_once
+from worker.rescoring import Rescorer, loading
+from worker.routing import Router
 
 log = structlog.get_logger()
 
@@ -35,7 +40,7 @@ class TargetChanged(RuntimeError):
 
 
 class Learner:
-    """Runs adapt jobs. The target's files are found once; its weights are never loaded, but for the embedding."""
+    """Runs adapt jobs. The target's files are found once; of its weights only the embedding stays in memory."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._storage = read(StorageConfig, environ)
@@ -52,10 +57,17 @@ class Learner:
         self._jobs = Jobs(self._database)
         self._blobs = WeightsStore(self._storage.weights_folder)
         self._redis = consume(self._storage.stream_url)
-        self._files: TargetFiles = fetch(read(TargetConfig, environ))
-        self._versions = Versions(self._blobs, self._files, load_embedding(self._files))
+        target = read(TargetConfig, environ)
+        self._files: TargetFiles = fetch(target)
+        self._rescorer = Rescorer(loading(target, self._files), read(RescoreConfig, environ))
+        embedding = load_embedding(self._files).to(self._trainer.trainer_device)
+        self._versions = Versions(self._blobs, self._files, embedding)
+        self._launch = launch(self._versions, self._blobs, read(DistributedConfig, environ))
         drift = read(DriftConfig, environ)
         self._agreement = Agreement(self._database, self._redis, self._versions, self._storage, drift)
+        general = environ.get(variable("drafter"), "")
+        routing = read(RoutingConfig, environ)
+        self._router = Router(self._database, self._blobs, self._versions, routing, general, self._rescorer)
 
     def run(self, job_id: int) -> None:
         """Do one job, unless another worker has it. Whatever happens, the job row says how it ended."""
@@ -78,6 +90,11 @@ class Learner:
         """Look for drift in requests that were decoded plainly, with the live drafters of this target."""
         self._agreement.look(self._files.fingerprint)
 
+    def route(self) -> None:
+        """Score the drafters of this target on new windows, and route workloads by that, where the settings say so."""
+        with self._rescorer.reading():
+            self._router.look(self._files.fingerprint)
+
     def _adapt(self, lease: Lease, still_held: Held) -> str:
         drafter = Registry(self._database).drafter(lease.drafter)
         self._check_target(drafter)
@@ -89,8 +106,11 @@ class Learner:
             registry=Registry(self._database, lease),
             weights=self._versions,
             lease=lease,
+            rescorer=self._rescorer,
+            launch=self._launch,
         )
-        decision = adapt_once(drafter, stores, self._config, still_held)
+        with self._rescorer.reading():
+            decision = adapt_once(drafter, stores, self._config, still_held)
         return decision.reason if decision else "nothing to decide"
 
     def _check_target(self, drafter: Drafter) -> None:

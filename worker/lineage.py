@@ -1,7 +1,7 @@
 """What a run of training starts from: chosen once, named in the training row, gathered from the names alone.
 
-A new run (`worker/pipeline`) and the repetition of an old one (`worker/reproduce`) both go through `gathered`, so
-that the second cannot differ from the first in what it reads or in which order.
+A new run (`worker/pipeline`) and the repetition of an old one (`worker/reproduce`) both go through `gathered`,
+`taught` and `trained`, so that the second cannot differ from the first in what it reads or in which order.
 """
 
 import json
@@ -13,13 +13,15 @@ from typing import Any
 import structlog
 
 from adapter import moments
-from adapter.distil import DistilConfig, Distilled, Lesson, distil
-from adapter.drafters.causal_lm import CausalLM
+from adapter.distil import DistilConfig, Distilled, Lesson, TrainingFailed, distil
+from adapter.distributed import DistributedConfig, Launch
+from adapter.drafters.learnt import LearntDrafter
 from adapter.machine import machine
 from adapter.versions import Versions
-from storage.decisions import TrainingInputs
+from storage.decisions import LOGGED, RESCORED, TrainingInputs, TrainingReport
 from storage.registry import Drafter, Registry, Version
 from storage.windows import Window, Windows
+from worker.rescoring import Rescorer
 from worker.reservoir import replay
 
 log = structlog.get_logger()
@@ -30,8 +32,14 @@ class Gathered:
     """All that a run reads, in memory."""
 
     names: TrainingInputs
-    parent: CausalLM
+    drafter: Drafter
+    version: Version  # that `parent` is
+    parent: LearntDrafter
     lesson: Lesson
+
+
+class TargetNeeded(RuntimeError):
+    """Records cannot be read again without the target."""
 
 
 def chosen(
@@ -74,13 +82,51 @@ def gathered(names: TrainingInputs, drafter: Drafter, parent: Version, windows: 
         moments=moments.from_bytes(windows.blobs.get(names.moments_sha256), loaded) if names.moments_sha256 else None,
         inputs=names,
     )
-    return Gathered(names, loaded, lesson)
+    return Gathered(names, drafter, parent, loaded, lesson)
 
 
-def trained(inputs: Gathered, config: DistilConfig, should_stop: Callable[[], None] = lambda: None) -> Distilled:
-    """The student, and the run's report with all that is needed to do it again. Raises `TrainingFailed`."""
-    made = distil(inputs.parent, inputs.lesson, config, should_stop)
-    return replace(made, report=replace(made.report, machine=asdict(machine())))
+def taught(
+    inputs: Gathered, config: DistilConfig, rescorer: Rescorer | None, should_stop: Callable[[], None] = lambda: None
+) -> Gathered:
+    """The inputs with the records as the target reads them again, where settings or the drafter ask for that."""
+    taps = inputs.parent.taps
+    if rescorer is None or not rescorer.is_needed(taps):
+        if taps:
+            raise TargetNeeded("this drafter learns from hidden states, and there is no target here to give them")
+        return inputs
+    lesson, names = inputs.lesson, replace(inputs.names, rescored=rescorer.how())
+    read = rescorer.read([*lesson.window, *lesson.replay], taps, config.positions, config.max_context, should_stop)
+    window, again = read.records[: len(lesson.window)], read.records[len(lesson.window) :]
+    lesson = replace(lesson, window=window, replay=again, hidden=read.hidden, inputs=names)
+    return replace(inputs, names=names, lesson=lesson)
+
+
+def trained(
+    inputs: Gathered,
+    config: DistilConfig,
+    should_stop: Callable[[], None] = lambda: None,
+    launch: Launch | None = None,
+) -> Distilled:
+    """The student, and the run's report with all that is needed to do it again. Raises `TrainingFailed`.
+
+    `launch` has several processes do it; without one it is done here.
+    """
+    parent, lesson = inputs.parent, inputs.lesson
+    try:
+        if launch is None:
+            made = distil(parent, lesson, config, should_stop)
+        else:
+            made = launch.distil(inputs.drafter, inputs.version, parent, lesson, config, should_stop)
+    except TrainingFailed as failure:
+        raise TrainingFailed(_told(failure.report, inputs, launch)) from failure
+    return replace(made, report=_told(made.report, inputs, launch))
+
+
+def _told(report: TrainingReport, inputs: Gathered, launch: Launch | None) -> TrainingReport:
+    """The report with what distillation itself does not know."""
+    by = launch.config if launch else DistributedConfig()
+    here = machine(by.trainer_processes, by.trainer_sharded)
+    return replace(report, machine=asdict(here), teacher=RESCORED if inputs.names.rescored else LOGGED)
 
 
 def digest_of(settings: dict[str, Any]) -> str:

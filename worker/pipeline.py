@@ -7,21 +7,24 @@ import structlog
 
 from adapter import moments
 from adapter.distil import DistilConfig, TrainingFailed
+from adapter.distributed import Launch
 from adapter.gate import GateConfig, decide
 from adapter.replay import evaluate
 from adapter.versions import Versions
 from adapter.watch import WatchConfig
+from storage.canary import Canaries
 from storage.decisions import Decision
 from storage.history import round_costs
 from storage.jobs import Lease
 from storage.records import FeedbackRecord
-from storage.registry import Drafter, PointerMoved, Quarantined, Registry, Version
+from storage.registry import CanaryOut, Drafter, PointerMoved, Quarantined, Registry, Version
 from storage.stream import FeedbackStream
 from storage.windows import Window, Windows
 from worker.collect import collect
 from worker.config import TriggerConfig
 from worker.guards import distinct
-from worker.lineage import chosen, gathered, trained
+from worker.lineage import chosen, gathered, taught, trained
+from worker.rescoring import Rescorer, reread
 
 log = structlog.get_logger()
 
@@ -47,6 +50,8 @@ class Stores:
     registry: Registry
     weights: Versions
     lease: Lease
+    rescorer: Rescorer | None = None  # None: there is no target that could read records again
+    launch: Launch | None = None  # None: one process trains, this one
 
 
 def adapt_once(drafter: Drafter, stores: Stores, config: AdaptConfig, still_held: StillHeld) -> Decision | None:
@@ -60,12 +65,14 @@ def adapt_once(drafter: Drafter, stores: Stores, config: AdaptConfig, still_held
     parent = _parent(candidate, stores.registry)
     holdout = _holdout(drafter, stores.windows, config.trigger)
     student, predecessor = (stores.weights.load(version, drafter) for version in (candidate, parent))
-    evaluation = evaluate(student, predecessor, holdout, config.trigger.draft_length, config.gate.confidence)
+    seen = reread(holdout, student.taps, stores.rescorer, still_held)
+    k, confidence = config.trigger.draft_length, config.gate.confidence
+    evaluation = evaluate(student, predecessor, seen.records, k, confidence, hidden=seen.hidden)
     costs = round_costs(stores.registry.engine, drafter.name, config.trigger.draft_length)
     decision = decide(evaluation, config.gate, costs)
     stores.registry.record(candidate, evaluation, decision)
     if decision.promote:
-        decision = _promote(candidate, parent, decision, stores, config.watch.holdback)
+        decision = _promote(candidate, parent, decision, stores, config.watch)
     stores.windows.close(window, "promoted" if decision.promote else "refused", stores.lease)
     return decision
 
@@ -77,8 +84,9 @@ def _train(
     parent = stores.registry.live(drafter.name)
     names = chosen(parent, window, stores.windows, stores.registry, config.distil)
     inputs = gathered(names, drafter, parent, stores.windows, stores.weights)
+    inputs = taught(inputs, config.distil, stores.rescorer, still_held)
     try:
-        made = trained(inputs, config.distil, still_held)
+        made = trained(inputs, config.distil, still_held, stores.launch)
     except TrainingFailed as failure:
         log.warning("training.failed", drafter=drafter.name, window=window.id, reason=str(failure))
         stores.registry.record_training_failure(parent, window.id, failure.report)
@@ -91,16 +99,23 @@ def _train(
     return stores.registry.add_candidate(parent, blob.sha256, blob.size, window.id, report)
 
 
-def _promote(candidate: Version, parent: Version, decision: Decision, stores: Stores, holdback: float) -> Decision:
-    """Move the live pointer. A crash after the move brings us here again, perhaps after an operator's rollback."""
+def _promote(candidate: Version, parent: Version, decision: Decision, stores: Stores, watch: WatchConfig) -> Decision:
+    """Move the live pointer, or send the candidate out as a canary, which the watch promotes or recalls.
+
+    A crash after the move brings us here again, perhaps after an operator's rollback.
+    """
     if _taken_back(candidate, stores.registry):
         return Decision(promote=False, reason=f"not promoted: version {candidate.number} was rolled back meanwhile")
+    registry, reason = stores.registry, decision.reason
     try:
-        stores.registry.promote(candidate, expecting=parent, actor="worker", reason=decision.reason, holdback=holdback)
-    except (PointerMoved, Quarantined) as moved:
+        if watch.canary > 0:
+            Canaries(registry.engine, registry.lease).send_out(candidate, parent, watch.canary, "worker", reason)
+        else:
+            registry.promote(candidate, expecting=parent, actor="worker", reason=reason, holdback=watch.holdback)
+    except (PointerMoved, Quarantined, CanaryOut) as moved:
         log.info("candidate.superseded", version=candidate.number, reason=str(moved))
         return Decision(promote=False, reason=f"not promoted: {moved}")
-    log.info("candidate.promoted", version=candidate.number, parent=parent.number)
+    log.info("candidate.sent_out" if watch.canary else "candidate.promoted", version=candidate.number)
     return decision
 
 

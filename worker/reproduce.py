@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from adapter.distil import DistilConfig, TrainingFailed
-from adapter.drafters.causal_lm import CausalLM
+from adapter import moments
+from adapter.distil import DistilConfig, Distilled, TrainingFailed
+from adapter.distributed import DistributedConfig, launch
+from adapter.drafters.learnt import LearntDrafter
 from adapter.machine import Machine, machine
 from adapter.versions import Versions, WeightsRefused
 from storage import marks
@@ -22,7 +24,8 @@ from storage.registry import Drafter, Registry, Version
 from storage.rewritten import purged_windows
 from storage.weights import BlobDamaged
 from storage.windows import Windows
-from worker.lineage import digest_of, gathered, trained
+from worker.lineage import TargetNeeded, digest_of, gathered, taught, trained
+from worker.rescoring import Load, Rescorer
 
 IDENTICAL, DIFFERENT, IMPOSSIBLE = "identical", "different", "impossible"
 
@@ -51,10 +54,13 @@ class Lineage:
     registry: Registry
     windows: Windows
     weights: Versions
+    load: Load | None = None  # the target, where a run had records scored again
 
 
 def reproduce(lineage: Lineage, drafter: Drafter, number: int, restore: str = "") -> Reproduction:
-    """Train version `number` again as its row says, with as many threads, and compare the sha256 of the weights.
+    """Train version `number` again as its row says, and compare the sha256 of the weights.
+
+    It is done with as many threads and processes as the run had, and the target scores records again where it did.
 
     `restore` names the actor on whose behalf weights that come out the same are stored again.
     """
@@ -66,17 +72,22 @@ def reproduce(lineage: Lineage, drafter: Drafter, number: int, restore: str = ""
         parent = _parent(lineage, version, names)
         present = _as_they_are(lineage.windows, version, names)
         with _threads(run.machine.get("threads")):
-            here = machine()
-            student = trained(gathered(present, drafter, parent, lineage.windows, lineage.weights), config).student
+            by = _processes(run)
+            here = machine(by.trainer_processes, by.trainer_sharded)
+            inputs = gathered(present, drafter, parent, lineage.windows, lineage.weights)
+            inputs = taught(inputs, config, _rescorer(lineage, names))
+            again = trained(inputs, config, launch=launch(lineage.weights, lineage.windows.blobs, by))
     except Impossible as reasons:
         return replace(made, differences=reasons.args)
-    except (BlobDamaged, WeightsRefused, TrainingFailed) as error:
+    except (BlobDamaged, WeightsRefused, TargetNeeded, TrainingFailed) as error:
         return replace(made, differences=(str(error),))
-    data = lineage.weights.packed(student)
+    data = lineage.weights.packed(again.student)
     made = replace(made, rebuilt_sha256=sha256(data).hexdigest())
     if made.rebuilt_sha256 == version.weights_sha256:
-        return replace(made, outcome=IDENTICAL, restored=bool(restore) and _restore(lineage, version, data, restore))
-    found = (*_changed(run, names, here), *_weights_apart(lineage.weights, drafter, version, student))
+        return replace(
+            made, outcome=IDENTICAL, restored=bool(restore) and _restore(lineage, version, run, again, restore)
+        )
+    found = (*_changed(run, names, here), *_weights_apart(lineage.weights, drafter, version, again.student))
     return replace(made, outcome=DIFFERENT, differences=found)
 
 
@@ -95,6 +106,12 @@ def _config(run: TrainingReport) -> DistilConfig:
     if strange := sorted(run.config.keys() - known):
         raise Impossible(f"its training run had settings that this redraft does not know: {', '.join(strange)}")
     return DistilConfig(**run.config)
+
+
+def _processes(run: TrainingReport) -> DistributedConfig:
+    """How many shared the run, and how: gradients of parts of a batch are summed in another order."""
+    known = run.machine.get("processes", 1), run.machine.get("sharded", False)
+    return DistributedConfig(trainer_processes=int(known[0]), trainer_sharded=bool(known[1]))
 
 
 def _parent(lineage: Lineage, version: Version, names: TrainingInputs) -> Version:
@@ -147,9 +164,23 @@ def _threads(count: Any) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _restore(lineage: Lineage, version: Version, data: bytes, actor: str) -> bool:
-    """Store the weights again and take the mark away; the file first, so that a crash leaves them deleted."""
-    lineage.weights.put(data)
+def _rescorer(lineage: Lineage, names: TrainingInputs) -> Rescorer | None:
+    """Reads the records again as the run did; None where it learnt from logged rows."""
+    if not names.rescored:
+        return None
+    if lineage.load is None:
+        raise Impossible("its records were scored again by the target, which is not given here")
+    return Rescorer.again(lineage.load, names.rescored)
+
+
+def _restore(lineage: Lineage, version: Version, run: TrainingReport, again: Distilled, actor: str) -> bool:
+    """Store the weights again, and the moments that children went on from, and take the mark away.
+
+    The files first, so that a crash leaves the weights deleted.
+    """
+    lineage.weights.save(again.student)
+    if run.moments_sha256:
+        lineage.windows.blobs.put(moments.to_bytes(again.moments))
     marks.restored(lineage.registry.engine, version.drafter, version.number, actor)
     return True
 
@@ -168,7 +199,7 @@ def _changed(run: TrainingReport, names: TrainingInputs, here: Machine) -> Itera
         yield "torch, CPU and threads are as they were: the code of training may have changed"
 
 
-def _weights_apart(weights: Versions, drafter: Drafter, version: Version, rebuilt: CausalLM) -> Iterator[str]:
+def _weights_apart(weights: Versions, drafter: Drafter, version: Version, rebuilt: LearntDrafter) -> Iterator[str]:
     """How far the stored weights are from those that came out."""
     try:
         stored = weights.load(version, drafter).own_tensors()

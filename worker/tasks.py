@@ -1,4 +1,4 @@
-"""The tasks: one that learns, and three that keep house. Each takes an id or nothing, re-reads and re-checks."""
+"""The tasks: three for the trainer, and four that keep house. Each takes an id or nothing, re-reads and re-checks."""
 
 import os
 from functools import cache
@@ -54,6 +54,14 @@ def replay_plain() -> None:
     from worker.learner import learner  # torch
 
     learner().replay_plain()
+
+
+@app.task(name="worker.tasks.route")
+def route() -> None:
+    """Score the drafters on new windows, and route workloads by that."""
+    from worker.learner import learner  # torch
+
+    learner().route()
 
 
 @app.task(name="worker.tasks.sweep")

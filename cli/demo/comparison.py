@@ -1,7 +1,8 @@
 """Plain decoding, the first version and the last one, side by side on prompts that neither has seen.
 
 The arms run in turn on the same server, with the same prompts and settings, and their requests are not
-trained on. The acceptance probability comes from a replay of the plain outputs, every position counted.
+trained on. The acceptance probability comes from a replay of the plain outputs, every position counted; where
+the drafter is conditioned on the target's hidden states, the target reads those outputs again for it.
 """
 
 import time
@@ -9,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
+from adapter.drafters.learnt import LearntDrafter
 from adapter.replay import matches
+from adapter.rescore import rescore
 from adapter.target import Target
 from adapter.versions import Versions
 from cli.demo.prompts import Workload
@@ -92,7 +96,7 @@ def speculative_arm(
 
 
 class Judge:
-    """Replays versions over plain outputs, without a call of the target."""
+    """Replays versions over plain outputs."""
 
     def __init__(self, target: Target, versions: Versions, drafter: Drafter) -> None:
         self.target, self._versions, self._drafter = target, versions, drafter
@@ -100,14 +104,23 @@ class Judge:
     def probability(self, version: Version, plain: Sequence[Answer]) -> float:
         """At temperature 0: the share of output positions where the version's choice is the target's."""
         loaded = self._versions.load(version, self._drafter)
-        agreed = [matches(loaded, self._record(answer))[1:] for answer in plain if len(answer.token_ids) > 1]
+        records = [self._record(f"{i}", answer) for i, answer in enumerate(plain) if len(answer.token_ids) > 1]
+        hidden = self._hidden(loaded, records)
+        agreed = [matches(loaded, record, hidden.get(record.record_id))[1:] for record in records]
         return float(np.concatenate(agreed).mean())
 
-    def _record(self, answer: Answer) -> FeedbackRecord:
+    def _hidden(self, drafter: LearntDrafter, records: Sequence[FeedbackRecord]) -> dict[str, Tensor]:
+        """The target's hidden states of the whole texts, for a drafter that is conditioned on them."""
+        if not drafter.taps:
+            return {}
+        read = rescore(self.target, records, drafter.taps, max_context=self.target.context)
+        return {one.record.record_id: one.hidden for one in read if one.hidden is not None}
+
+    def _record(self, name: str, answer: Answer) -> FeedbackRecord:
         return FeedbackRecord(
             schema_version=1,
-            record_id="",
-            request_id="",
+            record_id=name,
+            request_id=name,
             finished_at=time.time(),
             tenant="default",
             workload=answer.workload,
@@ -120,7 +133,7 @@ class Judge:
             top_k=0,
             structured=False,
             lossless=True,
-            train=False,
+            train=True,  # it may be read again; it is stored nowhere
             prompt_ids=int32(answer.prompt_ids),
             output_ids=int32(answer.token_ids),
             finish_reason="length",

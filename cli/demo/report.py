@@ -33,6 +33,7 @@ class VersionFigures:
 class Report:
     """The demo's outcome. `shortfalls` says what did not happen; empty is success."""
 
+    kind: str  # of drafter
     requests: int
     seconds: float
     versions: tuple[VersionFigures, ...]
@@ -45,12 +46,13 @@ class Report:
     shortfalls: tuple[str, ...]
 
 
-def report_of(progress: Progress, finale: Finale, seconds: float) -> Report:
+def report_of(kind: str, progress: Progress, finale: Finale, seconds: float) -> Report:
     """The report of a demo, with a sentence for each thing that should have happened and did not."""
     versions = tuple(version_figures(summary, progress.answers) for summary in progress.versions())
     promoted = sum(event.kind == "promote" for event in finale.events_before)
     refused = sum(v.reason.startswith("refused") for v in versions)
     return Report(
+        kind=kind,
         requests=len(progress.answers) + len(progress.failures),
         seconds=seconds,
         versions=versions,
@@ -75,6 +77,8 @@ def _shortfalls(progress: Progress, finale: Finale, versions: int, promoted: int
             yield f"version {moved.version} was not acknowledged by {moved.missing or 'any server'}"
     if (last.acceptance_probability or 0.0) <= (first.acceptance_probability or 0.0):
         yield "the last version's acceptance probability is not above the first's"
+    if (last.acceptance_length or 0.0) <= (first.acceptance_length or 0.0):
+        yield "the last version's acceptance length is not above the first's"
     for arm in (first, last, governed):
         if arm.identical + arm.near_ties < arm.prompts:
             yield f"{arm.prompts - arm.identical - arm.near_ties} outputs of arm {arm.arm} differ from plain decoding"

@@ -29,8 +29,9 @@ MAX_TOKENS = 96
 UNSEEN = 12
 CONCURRENCY = 16
 WINDOWS = 5  # updates that the traffic is meant to start
-NOTICE_SECONDS = 8.0  # within which the sweep has noticed that a last update is due
-LEARNING_SECONDS = 240.0  # how long the last update may take after the traffic has ended
+NOTICE_SECONDS = 8.0  # within which the sweep has noticed that an update is due, after the traffic or another update
+LEARNING_SECONDS = 600.0  # how long the updates that are still due may take after the traffic has ended
+TICK_SECONDS = 1.0
 
 
 def demo_environ(environ: Mapping[str, str], requests: int, drafter: str) -> dict[str, str]:
@@ -47,21 +48,21 @@ def demo_environ(environ: Mapping[str, str], requests: int, drafter: str) -> dic
     return {**ours, **environ}
 
 
-def tell(console: Console, requests: int, environ: Mapping[str, str], folder: Path) -> Report:
+def tell(console: Console, requests: int, kind: str, environ: Mapping[str, str], folder: Path) -> Report:
     """The whole demo; the report says in `shortfalls` what did not happen."""
     began = time.perf_counter()
     storage = read(StorageConfig, environ)
     drafter = fresh_name(storage)
-    with Stack(storage, demo_environ(environ, requests, drafter), console.print) as stack:
+    with Stack(storage, demo_environ(environ, requests, drafter), console.print, ("--kind", kind)) as stack:
         opened = _open(storage, drafter)
         parts = workloads(requests, UNSEEN)
-        console.print(f"{stack.url}: {requests} requests of {MAX_TOKENS} tokens, {CONCURRENCY} at a time")
+        console.print(f"{stack.url}, {kind}: {requests} requests of {MAX_TOKENS} tokens, {CONCURRENCY} at a time")
         progress = Progress(opened.registry, drafter, requests)
         k = read(EngineConfig, environ).draft_length
         _send_traffic(console, stack.url, parts, k, progress, lambda: _settled(opened))
         console.print("comparing plain decoding, the first and the last version on unseen prompts")
         finale = compare(Clients(stack.url, MAX_TOKENS, COMPARED_AT_ONCE), opened, parts, environ)
-        report = report_of(progress, finale, time.perf_counter() - began)
+        report = report_of(kind, progress, finale, time.perf_counter() - began)
     console.print(comparison_table(report.comparison))
     write(report, progress.answers, folder)
     return report
@@ -102,10 +103,20 @@ def _send_traffic(
     with View(console, progress, " then ".join(part.name for part in parts)):
         for part in parts:
             clients.send(part.name, part.traffic, fixed(draft_length), each=progress.add)
-        time.sleep(NOTICE_SECONDS)
-        deadline = time.monotonic() + LEARNING_SECONDS
-        while not settled() and time.monotonic() < deadline:
-            time.sleep(1.0)
+        until_quiet(settled)
+
+
+def until_quiet(
+    settled: Callable[[], bool],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until nothing has been under way for a while: a kind that learns slowly has windows waiting in a row."""
+    quiet_since = began = clock()
+    while clock() - quiet_since < NOTICE_SECONDS and clock() - began < LEARNING_SECONDS:
+        sleep(TICK_SECONDS)
+        if not settled():
+            quiet_since = clock()
 
 
 def _settled(opened: Opened) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from service.engine.accept import Outcome
 from service.engine.generation import Delta, Row, TokenLogprobs
 from service.engine.rounds import RoundResult
+from service.engine.teaching import Teaching
 from storage.records import Round
 
 
@@ -33,11 +34,11 @@ def _finish_reason(row: Row, token: int, eos_ids: frozenset[int]) -> str | None:
     return "length" if row.remaining == 0 else None
 
 
-def note(row: Row, outcome: Outcome, result: RoundResult, version: int) -> None:
+def note(row: Row, outcome: Outcome, result: RoundResult, version: int, teaching: Teaching) -> None:
     """Write down a round with a proposal, before its tokens are committed."""
     generation = row.generation
-    if outcome.teacher is not None:
-        generation.teacher.append(outcome.teacher)
+    if outcome.taught is not None:
+        teaching.hold(generation, len(generation.output_ids) + outcome.accepted, outcome.taught)
     if not outcome.proposed:
         return
     generation.rounds.append(

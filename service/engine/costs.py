@@ -1,16 +1,18 @@
 """How long a round takes, by batch size and draft length: the governor's view of the machine.
 
-Each (batch, draft length) that was played has a robust mean of its own; a fit through all of them fills in those
-that were not. A common level carries what moves all of them at once, such as other load or longer contexts, so
-that what was not played for a while follows what is.
+Each (batch, draft length) that was played has a robust mean of its own, and so have trees, which are numbered after
+the draft lengths (`shapes`); a fit through all of them fills in those that were not. A common level carries what moves
+all of them at once, such as other load or longer contexts, so that what was not played for a while follows what is.
 """
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
+from types import MappingProxyType
 
-from service.engine.fit import Fit, Point, fitted
+from service.engine.fit import Fit, Point, Size, fitted
 from service.engine.survival import RowClass
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # the greatest of each bucket
@@ -31,7 +33,7 @@ class Played:
     """What a round did and what it took."""
 
     batch: int
-    width: int  # draft length of the padded round: the longest in it
+    width: int  # draft length of the padded round, the longest in it; or the number of its tree
     draft_ms: float
     verify_ms: float
     other_ms: float  # the rest of the round: committing, listeners
@@ -90,7 +92,9 @@ class Cell:
 class Costs:
     """Predicts a round's duration. Kept across swaps: drafters of one server are of one shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, trees: Mapping[int, Size] = MappingProxyType({})) -> None:
+        """`trees`: the sizes of what is no chain, by number."""
+        self._trees = trees
         self._cells: dict[tuple[int, int, bool], Cell] = {}  # by bucket, draft length, sampled
         self._fit = Fit()
         self._level = 1.0
@@ -121,10 +125,10 @@ class Costs:
 
     def predict(self, batch: int, draft_length: int, sampled: bool) -> float:
         """Milliseconds of a round."""
-        fitted = self._fit.ms(batch, draft_length, sampled)
+        fitted = self._fit.ms(batch, self._size(draft_length), sampled)
         cell = self._cells.get((bucket(batch), draft_length, sampled))
         if cell is not None:
-            local = cell.ms * fitted / self._fit.ms(cell.batch, draft_length, sampled)
+            local = cell.ms * fitted / self._fit.ms(cell.batch, self._size(draft_length), sampled)
             fitted = (fitted + cell.rounds * local) / (1 + cell.rounds)
         catch_up = self._catch_up * batch if draft_length > 0 else 0.0
         return fitted * self._level + catch_up
@@ -156,8 +160,9 @@ class Costs:
         if cell is not None and cell.draft.weight > 0:
             usual = cell.draft.value * self._level
         else:  # at most what the fit gives to the whole proposal
-            fit, size, k, sampled = self._fit, played.batch, played.width, played.sampled
-            usual = (fit.ms(size, k, sampled) - fit.ms(size, 0, sampled)) * self._level
+            fit, batch, sampled = self._fit, played.batch, played.sampled
+            proposing = fit.ms(batch, self._size(played.width), sampled)
+            usual = (proposing - fit.ms(batch, self._size(0), sampled)) * self._level
         return max(played.draft_ms - usual, 0.0)
 
     def _move_level(self, ms: float, cell: Cell) -> None:
@@ -186,4 +191,7 @@ class Costs:
             self._catch_up += CATCH_UP_RATE * (row_ms - self._catch_up)
 
     def _points(self) -> list[Point]:
-        return [Point(c.batch, k, sampled, c.ms, c.rounds) for (_, k, sampled), c in self._cells.items()]
+        return [Point(c.batch, self._size(k), sampled, c.ms, c.rounds) for (_, k, sampled), c in self._cells.items()]
+
+    def _size(self, draft_length: int) -> Size:
+        return self._trees.get(draft_length) or Size(draft_length, draft_length)

@@ -6,7 +6,7 @@ the engine goes on without it, and says so.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,24 +14,27 @@ from time import perf_counter
 import structlog
 import torch
 
-from adapter.drafters.causal_lm import CausalLM
-from adapter.packing import pack
+from adapter.drafters.protocol import Drafter
 from adapter.target import Target
 from service.engine import attention
 from service.engine.accept import Outcome
 from service.engine.audit import Audit
 from service.engine.batch import Batch
 from service.engine.commit import commit, note
-from service.engine.floor import Broken, Floor, FloorConfig, Proposed
+from service.engine.floor import Broken, FloorConfig, Proposed
 from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.governor import Governor, GovernorConfig
 from service.engine.inbox import Inbox
+from service.engine.lanes import Lanes
 from service.engine.memory import KvMemory, position_bytes
+from service.engine.ngrams import Fallback, Ngrams
 from service.engine.pace import Pace, class_of
 from service.engine.prompts import Prompts
-from service.engine.residents import Resident, Residents
+from service.engine.residents import DEFAULT, DrafterFailed, Resident, Residents
 from service.engine.rounds import RoundResult, first_token, play
+from service.engine.shapes import Shapes
 from service.engine.slots import Slots
+from service.engine.teaching import Teaching
 from storage.config import setting
 
 NOTHING_NEW = Delta("", ())
@@ -48,6 +51,14 @@ class EngineConfig:
     """How the reference engine decodes."""
 
     draft_length: int = setting(4, "k: tokens proposed a round at most; 0 for plain decoding")
+    tree_nodes: int = setting(
+        0, "tokens of the largest tree that may be proposed a round, as deep as the draft length; 0: chains only"
+    )
+    fallback: Fallback = setting("none", "what proposes where no drafter is live: `ngram`, or `none`: plain decoding")
+    ngram_first: bool = setting(False, "let the governor also try long n-gram matches before what the drafter says")
+    ngram_tokens: int = setting(
+        262_144, "tokens of recent outputs that n-grams are looked for in, 16 bytes each; 0: in the request alone"
+    )
     slots: int = setting(16, "requests decoded together")
     context: int = setting(2048, "tokens of prompt and output a request may have, if the target allows as many")
     waiting: int = setting(256, "requests that may wait for a slot; further ones get HTTP 429")
@@ -71,19 +82,31 @@ class Engine:
         """Raises `MemoryBound` where the slots do not fit, and `NotServed` for a target without plain attention."""
         self._target, self._config, self._on_finished = target, config, on_finished
         self.context = min(config.context, target.context)
-        capacity = self.context + config.draft_length + 2  # padding of a batch may stand past a row's end
+        self._shapes = Shapes.of(config.draft_length, config.tree_nodes, config.ngram_first)
+        capacity = self.context + self._shapes.places + 2  # padding of a batch may stand past a row's end
         attention.install(target.model)
-        self._memory = KvMemory(config.kv_memory, config.slots, capacity)
-        self._target_bytes = position_bytes(target.model.get_decoder())
-        self._memory.check("target", self._target_bytes)
+        memory = KvMemory(config.kv_memory, config.slots, capacity)
+        memory.take("target", "target", position_bytes(target.model.get_decoder()))
         self._slots = Slots(target.model.get_decoder(), config.slots, capacity)
-        self._residents = Residents()
-        self.floor = Floor(floor)
+        self._residents = Residents(floor)
+        self._ngrams = Ngrams(target, config.ngram_tokens) if config.ngram_first or config.fallback == "ngram" else None
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
-        self._prompts = Prompts(target, self._slots, self._batch, self._inbox, config.prefill_chunk)
-        self.governor = Governor(config.draft_length, governor) if governor.governor and config.draft_length else None
-        self._pace = Pace(config.draft_length, self.governor)
+        largest = self._shapes.shape(self._shapes.largest)
+        self.lanes = Lanes(target, self._residents, memory, self._inbox, largest)
+        self._prompts = Prompts(
+            target,
+            self._slots,
+            self._batch,
+            self._inbox,
+            config.prefill_chunk,
+            self._residents.of,
+            lambda failed: self._without([failed.resident]),
+        )
+        governed = governor.governor and config.draft_length > 0
+        self.governor = Governor(config.draft_length, governor, self._shapes.further) if governed else None
+        self._pace = Pace(self._shapes, self.governor)
+        self._teaching = Teaching(config.teacher_top_k)
         self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -94,16 +117,8 @@ class Engine:
         """Stop between rounds; what was running or waiting ends with the finish reason `cancelled`."""
         self._inbox.stop()
         self._thread.join(timeout)
-
-    @property
-    def live_version(self) -> int:
-        """The version that proposes; 0 where there is none."""
-        live = self._residents.live
-        return live.version if live.drafter is not None else 0
-
-    @property
-    def drafter_faults(self) -> int:
-        return self._residents.faults
+        if self._ngrams is not None:
+            self._ngrams.stop()
 
     @property
     def draft_length(self) -> int:
@@ -128,6 +143,7 @@ class Engine:
             raise PromptTooLong(
                 f"{prompt} prompt tokens and max_tokens {most} do not fit in the context of {self.context} tokens"
             )
+        generation.lane = self._residents.admit(generation.workload)
         self._inbox.submit(generation)
 
     def cancel(self, request_id: str) -> None:
@@ -135,28 +151,26 @@ class Engine:
         self._inbox.cancel(request_id)
 
     def swap(
-        self, version: int, drafter: CausalLM | None, holdback: float = 0.0, guarded: bool = False
+        self,
+        version: int,
+        drafter: Drafter | None,
+        holdback: float = 0.0,
+        guarded: bool = False,
+        lane: str = DEFAULT,
     ) -> "Future[int]":
-        """Replace the drafter before the next round; the future gives the version once it is in.
+        """Replace a lane's drafter before the next round; the future gives the version once it is in.
 
-        That share of the requests stays on the drafter that was live. A guarded one is new: where its first rounds
-        are below the floor, the engine goes back by itself. What costs time is done here, in the caller's thread.
-        Raises `MemoryBound` where the drafter's keys and values do not fit.
+        That share of the lane's requests stays on the drafter that was live. A guarded one is new: where its first
+        rounds are below the floor, the engine goes back by itself. What costs time is done here, in the caller's
+        thread. Another lane than the default one is made by its first drafter, and goes with `None`. Raises
+        `MemoryBound` where the drafter's keys and values do not fit.
         """
-        if drafter is None:
-            return self._inbox.swap(Resident(version), holdback, guarded)
-        attention.install(drafter.decoder)
-        pack(drafter)
-        taken = self._memory.needed(self._target_bytes)
-        if holdback > 0 and (before := self._residents.live.drafter) is not None:
-            taken += self._memory.needed(position_bytes(before.decoder))
-        self._memory.check(f"drafter version {version}", position_bytes(drafter.decoder), taken)
-        slots = Slots(drafter.decoder, self._memory.count, self._memory.capacity)
-        return self._inbox.swap(Resident(version, drafter, slots), holdback, guarded)
+        return self.lanes.swap(version, drafter, holdback, guarded, lane)
 
-    def release(self) -> "Future[int]":
-        """End the holdback before the next round: the live drafter proposes for every request."""
-        return self._inbox.swap(None)
+    def lanes_in_use(self) -> set[str]:
+        """The lanes that routes lead to, or that requests which have not finished are on."""
+        rows = [*self._batch.rows, self._batch.filling]
+        return {*self.lanes.routed(), *(row.generation.lane for row in rows if row is not None)}
 
     def _run(self) -> None:
         with torch.inference_mode():
@@ -176,19 +190,8 @@ class Engine:
             self._round()
 
     def _swap_in(self) -> None:
-        swap = self._inbox.take_swap()
-        if swap is None:
-            return
-        if swap.resident is None:
-            self._residents.release()
-            swap.done.set_result(self._residents.live.version)
-            return
-        self.floor.swapped(swap.resident.version, self._residents.live.version, swap.guarded)
-        self._residents.swap(swap.resident, swap.holdback)
-        if self.governor is not None:
+        if self.lanes.take_in(self._inbox.take_swaps()) and self.governor is not None:
             self.governor.rearm()
-        log.info("drafter.swapped", version=swap.resident.version, rows=len(self._batch))
-        swap.done.set_result(swap.resident.version)
 
     def _drop_cancelled(self) -> None:
         ids, waiting = self._inbox.take_cancelled()
@@ -198,46 +201,67 @@ class Engine:
             self._leave(row, NOTHING_NEW, "cancelled")
 
     def _read_prompts(self) -> None:
-        for row, logits in self._prompts.read():
-            self._commit(row, first_token(self._target, row, logits, self._config.teacher_top_k))
+        for prompt in self._prompts.read():
+            outcome = first_token(self._target, prompt.row, prompt.logits)
+            prompt.tell(outcome.tokens[0])
+            self._commit(prompt.row, outcome)
 
     def _round(self) -> None:
         began, rows = perf_counter(), list(self._batch.rows)
-        lengths = self._pace.lengths(rows) if self._residents.proposing else [0] * len(rows)
-        versions = [self._residents.of(row.generation.request_id).version for row in rows]
+        served = [self._drafter_of(row.generation) for row in rows]
+        plan = self._pace.plan(rows, any(resident.drafter is not None for resident in served))
         try:
-            result = play(self._target, self._slots, self._residents, rows, lengths, self._config.teacher_top_k)
+            ngrams = None if self._ngrams is None else self._ngrams.resident
+            result = play(self._target, self._slots, served, rows, plan, ngrams)
+        except DrafterFailed as failed:
+            self._without([failed.resident])
+            return
         except Exception:
-            asked = {version for version, length in zip(versions, lengths, strict=True) if length}
+            asked = {r for r, length in zip(served, plan.lengths, strict=True) if length and r.drafter is not None}
             if not asked:
                 raise
-            # Whatever is wrong with a drafter, the text does not depend on it: go on without.
-            log.exception("drafter.failed", versions=sorted(asked))
-            self._residents.failed(asked)
-            self._go_back(self.floor.failed(asked))
+            self._without(list(asked))
             return
-        for row, outcome, version in zip(rows, result.outcomes, versions, strict=True):
-            note(row, outcome, result, version)
+        for row, outcome, resident in zip(rows, result.outcomes, result.proposers, strict=True):
+            note(row, outcome, result, resident.version, self._teaching)
             self._commit(row, outcome)
-        self._pace.learn(rows, result, (perf_counter() - began) * 1e3)
-        self._guard(rows, versions, result)
+        self._pace.learn(rows, plan, result, (perf_counter() - began) * 1e3)
+        self._guard(rows, result)
 
-    def _guard(self, rows: list[Row], versions: list[int], result: RoundResult) -> None:
+    def _without(self, residents: Sequence[Resident]) -> None:
+        """Whatever is wrong with a drafter, the text does not depend on it: go on without."""
+        log.exception("drafter.failed", drafters=sorted((r.lane, r.version) for r in residents))
+        if self._ngrams is not None and self._ngrams.resident in residents:
+            self._ngrams.stop()
+            self._ngrams = None
+        self._gone_back(self._residents.failed(residents))
+
+    def _drafter_of(self, generation: Generation) -> Resident:
+        """The version that serves a request; n-grams where there is none and they stand in for it."""
+        resident = self._residents.of(generation)
+        if resident.drafter is None and self._ngrams is not None and self._config.fallback == "ngram":
+            return self._ngrams.resident
+        return resident
+
+    def _guard(self, rows: Sequence[Row], result: RoundResult) -> None:
         """Go back before the next round where a new version is below the floor."""
-        seen = zip(rows, versions, result.outcomes, strict=True)
         played = [
-            Proposed(row.generation.request_id, class_of(row), version, outcome.proposed, outcome.accepted)
-            for row, version, outcome in seen
-            if outcome.proposed
+            (
+                resident,
+                Proposed(
+                    row.generation.request_id, class_of(row), resident.version, outcome.proposed, outcome.accepted
+                ),
+            )
+            for row, resident, outcome in zip(rows, result.proposers, result.outcomes, strict=True)
+            if outcome.proposed and (self._ngrams is None or resident is not self._ngrams.resident)
         ]
-        self._go_back(self.floor.note(played))
+        self._gone_back(self._residents.note(played))
 
-    def _go_back(self, broken: Broken | None) -> None:
-        if broken is not None and broken.version == self._residents.live.version:
-            log.warning("drafter.taken_back", version=broken.version, reason=broken.reason)
-            self._residents.take_back()
-            if self.governor is not None:
-                self.governor.rearm()
+    def _gone_back(self, lanes: Sequence[tuple[str, Broken]]) -> None:
+        for lane, broken in lanes:
+            log.warning("drafter.taken_back", lane=lane, version=broken.version, reason=broken.reason)
+        if lanes and self.governor is not None:
+            self.governor.rearm()
 
     def _commit(self, row: Row, outcome: Outcome) -> None:
         delta = commit(row, outcome.tokens, outcome.logprobs, self._target.eos_ids)
@@ -259,8 +283,11 @@ class Engine:
         generation.finish_reason = reason
         generation.finished_at = perf_counter()
         generation.rounds = clipped(generation.rounds, len(generation.output_ids))
+        self._teaching.cut()
         generation.teacher = [t for t in generation.teacher if t.position < len(generation.output_ids)]
         if not generation.audit:
+            if self._ngrams is not None:
+                self._ngrams.finished(generation)
             self._on_finished(generation)
             self.audit.consider(generation)
         self._tell(generation, Delta(last.text, last.token_ids, reason, usage(generation), error, last.logprobs))

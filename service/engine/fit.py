@@ -6,6 +6,7 @@ drafted and verified), and more where rows are sampled. Each share is at least 0
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 GUESS = (1.0, 0.02, 0.03, 0.015, 0.002)  # shares, relative to what a round costs in itself
 TRUST = 0.05  # of the guess, against one point's relative error
@@ -13,12 +14,19 @@ SURE = 4  # rounds after which a point has full weight
 SWEEPS = 30
 
 
+class Size(NamedTuple):
+    """What a proposal costs by: steps of drafting, and proposed tokens a row."""
+
+    depth: int
+    nodes: int
+
+
 @dataclass(frozen=True)
 class Point:
     """A measured mean."""
 
     batch: float
-    draft_length: int
+    size: Size
     sampled: bool
     ms: float
     rounds: int
@@ -28,26 +36,26 @@ class Point:
 class Fit:
     shares: tuple[float, ...] = GUESS
 
-    def ms(self, batch: float, draft_length: int, sampled: bool) -> float:
-        return sum(s * f for s, f in zip(self.shares, features(batch, draft_length, sampled), strict=True))
+    def ms(self, batch: float, size: Size, sampled: bool) -> float:
+        return sum(s * f for s, f in zip(self.shares, features(batch, size, sampled), strict=True))
 
 
-def features(batch: float, draft_length: int, sampled: bool) -> tuple[float, ...]:
+def features(batch: float, size: Size, sampled: bool) -> tuple[float, ...]:
     """What a round has of each share."""
-    tokens = batch * draft_length
-    return (1.0, batch, draft_length, tokens, tokens + batch if sampled else 0.0)
+    tokens = batch * size.nodes
+    return (1.0, batch, size.depth, tokens, tokens + batch if sampled else 0.0)
 
 
 def fitted(points: Sequence[Point]) -> Fit:
     """Non-negative least squares on the relative errors, drawn towards the guess."""
     guess = Fit()
-    base = sum(p.ms / guess.ms(p.batch, p.draft_length, p.sampled) for p in points) / len(points)
+    base = sum(p.ms / guess.ms(p.batch, p.size, p.sampled) for p in points) / len(points)
     shares = [base * share for share in GUESS]
     gram = [[TRUST / a**2 if i == j else 0.0 for j in range(len(shares))] for i, a in enumerate(shares)]
     right = [TRUST / share for share in shares]
     for point in points:
         weight = min(point.rounds, SURE) / SURE
-        row = [f / point.ms for f in features(point.batch, point.draft_length, point.sampled)]
+        row = [f / point.ms for f in features(point.batch, point.size, point.sampled)]
         for i, a in enumerate(row):
             right[i] += weight * a
             for j, b in enumerate(row):

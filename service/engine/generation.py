@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from adapter.policy import Policy
 from adapter.sampling import Constraint, Sampler
+from service.engine.slots import Slots
 from service.engine.text import TextStream
 from storage.records import Round
 
@@ -76,6 +78,7 @@ class Generation:
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     audit: bool = False  # decoded for the identity audit, and for nobody else
+    lane: str = ""  # the drafter that proposes for it; the engine says so when the request comes in
     output_ids: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     teacher: list[TeacherRow] = field(default_factory=list)
@@ -95,7 +98,10 @@ class Row:
     sequence: list[int]  # prompt and output
     target_length: int = 0  # tokens of the sequence in the target's memory; all but the last, between rounds
     drafter_length: int = 0  # tokens of the sequence in `drafter_memory`
-    drafter_memory: object = None  # the slots of the drafter that proposed last
+    drafter_base: int = 0  # what stands before it in that memory was left out
+    drafter_memory: Slots | None = None  # the slots of the drafter that proposed last, where it has any
+    state: Tensor | None = None  # [S], what that drafter keeps of the target's hidden states, where it follows them
+    resident: object = None  # that drafter
 
     @property
     def remaining(self) -> int:

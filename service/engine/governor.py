@@ -1,9 +1,9 @@
 """The governor: before each round it chooses the draft length with the most accepted progress, 0 for plain decoding.
 
 All rows of a round share one padded verification, so one draft length is best for all of them: the one with the
-most expected committed tokens (survival) per predicted millisecond (costs). What is not played now and then
-goes out of date, so a small share of the time is spent on probes. It never sees a token: a choice that looked at
-the proposal would bias the output.
+most expected committed tokens (survival) per predicted millisecond (costs). Trees are further choices, numbered after
+the longest chain. What is not played now and then goes out of date, so a small share of the time is spent on probes.
+It never sees a token: a choice that looked at the proposal would bias the output.
 """
 
 from collections import Counter
@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 
+from adapter.drafters.protocol import Shape
+from service.engine.choice import Choice
 from service.engine.costs import Costs, Played, bucket
+from service.engine.fit import Size
 from service.engine.probes import Plan, Probes
-from service.engine.survival import RowClass, Survival
+from service.engine.shapes import Forms
+from service.engine.survival import RowClass
 from storage.config import setting
 
 __all__ = ["Choice", "Governor", "GovernorConfig", "Played", "RowClass"]
@@ -24,6 +28,7 @@ YOUNG = 8  # plain rounds at a batch size before a further one must be affordabl
 MARGIN = 1.02  # speculating must promise more than plain decoding by this factor, or less by it, to be taken up or left
 FINER = 1.005  # and one draft length more than another
 CLEAR = 1.10  # what promises more by this factor is taken at once
+CLOSE = 0.8  # of the best choice's progress, that a tree must promise to be tried now and then
 DWELL = 8  # rounds that a choice stands otherwise
 HOLD = 4  # rounds after which the same batch is thought over again
 BURST_ROWS, BURST_ROUNDS = 8, 3  # a probe of a drafter that is off: rows that it should see, rounds at least
@@ -37,29 +42,6 @@ class GovernorConfig:
 
     governor: bool = setting(True, "choose the draft length by measured progress; false: always the longest")
     probe_share: float = setting(0.01, "share of the time that may be lost to probing other draft lengths")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the governor does with rows of one class in a batch of one size, and why."""
-
-    workload: str
-    policy: str
-    batch: int
-    draft_length: int  # chosen; 0: plain
-    speculative: int  # the best draft length above 0
-    survival: tuple[float, ...]  # P(at least j tokens accepted), j = 1..limit
-    speculative_ms: float  # a round of that length
-    plain_ms: float  # a plain round
-    speculative_progress: float  # tokens a ms, all rows together
-    plain_progress: float
-    rounds: int
-    why: str
-
-    @property
-    def speed_up(self) -> float:
-        """Of speculating over plain decoding, as predicted."""
-        return self.speculative_progress / self.plain_progress
 
 
 @dataclass(frozen=True)
@@ -88,9 +70,11 @@ class Seen:
 class Governor:
     """Chooses draft lengths from 0 to `limit`. `decisions` may be called from any thread."""
 
-    def __init__(self, limit: int, config: GovernorConfig) -> None:
-        self._limit, self._config = limit, config
-        self._costs, self._survival = Costs(), Survival(limit)
+    def __init__(self, limit: int, config: GovernorConfig, further: Sequence[Shape] = ()) -> None:
+        """`further`, trees from the smallest on and what else there is, are the choices from limit + 1 on."""
+        self._limit, self._config, self._further = limit, config, further
+        sizes = {limit + 1 + i: Size(shape.depth, shape.nodes) for i, shape in enumerate(further)}
+        self._costs, self._survival = Costs(sizes), Forms(limit, further)
         self._probes = Probes(config.probe_share)
         self._rows: list[RowClass] = []  # of the last choice
         self._batch = Batch.of((), False)
@@ -105,7 +89,7 @@ class Governor:
     def choose(self, rows: Sequence[RowClass]) -> int:
         """The draft length of the next round."""
         if not self._config.governor or self._limit == 0 or not rows:
-            return self._limit
+            return self._choices - 1
         with self._lock:
             if self._due(rows):
                 self._think()
@@ -123,13 +107,13 @@ class Governor:
                 self._sampled = played.sampled
             self._costs.observe(played)
             for row_class, proposed, accepted in played.rows:
-                self._survival.see(row_class, proposed, accepted)
+                self._survival.see(row_class, played.width, proposed, accepted)
             self._note(played)
 
     def rearm(self) -> None:
         """Another drafter: what was known of the last one says nothing of it; the machine is the same."""
         with self._lock:
-            self._survival = Survival(self._limit)
+            self._survival = Forms(self._limit, self._further)
             self._costs.swapped()
             self._probes.stop()
             self._rows = []
@@ -190,7 +174,7 @@ class Governor:
 
     def _progress(self, batch: Batch, expected: Callable[[RowClass], list[float]]) -> list[float]:
         """Tokens a millisecond that a batch commits by what is `expected` of its classes, by draft length."""
-        tokens = [0.0] * (self._limit + 1)
+        tokens = [0.0] * self._choices
         for row_class, count in batch.classes.items():
             for k, each in enumerate(expected(row_class)):
                 tokens[k] += count * each
@@ -200,13 +184,24 @@ class Governor:
         """The probe that is next: while speculating, of what was not played for longest; else of the drafter."""
         batch, best = self._batch, self._best
         if best > 0:
-            others = {0, best - 1, min(best + 1, self._limit), min(best + best // 3, self._limit)} - {best}
+            others = self._neighbours(best, progress) - {best}
             k = max(others, key=lambda k: self._costs.since(batch.size, k, batch.sampled))
             return Plan(k, 1, self._loss(k, progress))
         hoped = self._progress(batch, self._survival.hoped)
-        k = max(range(1, self._limit + 1), key=hoped.__getitem__)
+        k = max(range(1, self._choices), key=hoped.__getitem__)
         rounds = max(BURST_ROUNDS, ceil(BURST_ROWS / batch.size))
         return Plan(k, rounds, rounds * self._loss(k, progress) + self._costs.entry_ms(batch.size))
+
+    def _neighbours(self, best: int, progress: Sequence[float]) -> set[int]:
+        """What is to be known beside the best choice: a little less and more of it, and trees that come close."""
+        further = [k for k in range(self._limit + 1, self._choices) if progress[k] > CLOSE * progress[best]]
+        if best > self._limit:
+            return {0, max(range(1, self._limit + 1), key=progress.__getitem__), *further}
+        return {0, best - 1, min(best + 1, self._limit), min(best + best // 3, self._limit), *further}
+
+    @property
+    def _choices(self) -> int:
+        return self._limit + 1 + len(self._further)
 
     def _loss(self, k: int, progress: Sequence[float]) -> float:
         """Milliseconds that a round of draft length k is expected to lose against the best."""
@@ -225,15 +220,19 @@ class Governor:
     def _choice(self, row_class: RowClass, seen: Seen) -> Choice:
         batch = Batch(seen.batch, seen.sampled, {row_class: seen.batch})
         progress = self._progress(batch, self._survival.expected)
-        speculative = max(range(1, self._limit + 1), key=progress.__getitem__)
+        speculative = max(range(1, self._choices), key=progress.__getitem__)
+        shape = Shape.chain(speculative) if speculative <= self._limit else self._further[speculative - self._limit - 1]
         speed_up = progress[speculative] / progress[0]
         return Choice(
             workload=row_class.workload,
             policy=row_class.policy,
             batch=seen.batch,
-            draft_length=speculative if speed_up > 1 else 0,
-            speculative=speculative,
-            survival=tuple(self._survival.cumulative(row_class)),
+            draft_length=shape.depth if speed_up > 1 else 0,
+            speculative=shape.depth,
+            nodes=shape.nodes,
+            fixed=bool(shape.form),
+            lookup=speculative > self._limit and shape.is_chain,
+            survival=tuple(self._survival.cumulative(row_class, speculative)),
             speculative_ms=self._costs.predict(seen.batch, speculative, seen.sampled),
             plain_ms=self._costs.predict(seen.batch, 0, seen.sampled),
             speculative_progress=progress[speculative],
@@ -245,7 +244,7 @@ class Governor:
     def _why(self, row_class: RowClass, seen: Seen, speed_up: float) -> str:
         if self._probes.running and row_class in self._batch.classes and self._batch.size == seen.batch:
             return "probing"
-        speculated = any(self._costs.played(seen.batch, k, seen.sampled) for k in range(1, self._limit + 1))
+        speculated = any(self._costs.played(seen.batch, k, seen.sampled) for k in range(1, self._choices))
         if not speculated or self._survival.known < LEARNED:
             return "learning"
         return "on" if speed_up > 1 else f"off: plain is {1 / speed_up:.1f}x faster"

@@ -20,9 +20,10 @@ class Busy(RuntimeError):
 
 @dataclass(frozen=True)
 class Swap:
-    """A drafter that is to propose from the next round on, and the share of requests that stay on the one before."""
+    """A lane's drafter from the next round on, and the share of its requests that stay on the one before."""
 
-    resident: Resident | None  # None: the one that is live, for every request
+    lane: str
+    resident: Resident | None  # None: the one that is live
     holdback: float
     guarded: bool  # the floor looks at its first rounds
     done: "Future[int]"
@@ -36,7 +37,7 @@ class Inbox:
         self._requests: deque[Generation] = deque()
         self._audits: deque[Generation] = deque()
         self._cancelled: set[str] = set()
-        self._swap: Swap | None = None
+        self._swaps: dict[str, Swap] = {}  # by lane
         self._stopping = False
         self._changed = threading.Condition()
 
@@ -65,15 +66,21 @@ class Inbox:
             self._cancelled.add(request_id)
             self._changed.notify()
 
-    def swap(self, resident: Resident | None, holdback: float = 0.0, guarded: bool = False) -> "Future[int]":
+    def swap(self, lane: str, resident: Resident | None, holdback: float = 0.0, guarded: bool = False) -> "Future[int]":
         """Ask for another drafter. One that was asked for and not yet taken is overtaken, and its future cancelled."""
         done: Future[int] = Future()
         with self._changed:
-            overtaken, self._swap = self._swap, Swap(resident, holdback, guarded, done)
+            overtaken = self._swaps.get(lane)
+            self._swaps[lane] = Swap(lane, resident, holdback, guarded, done)
             self._changed.notify()
         if overtaken is not None:
             overtaken.done.cancel()
         return done
+
+    def lanes(self) -> set[str]:
+        """The lanes of the requests that wait."""
+        with self._changed:
+            return {generation.lane for generation in self._requests}
 
     def stop(self) -> None:
         with self._changed:
@@ -83,7 +90,7 @@ class Inbox:
     def wait(self, busy: bool) -> bool:
         """Wait until there is something to do, at once where the engine is `busy`; False when it is to stop."""
         with self._changed:
-            while not (busy or self._requests or self._audits or self._cancelled or self._swap or self._stopping):
+            while not (busy or self._requests or self._audits or self._cancelled or self._swaps or self._stopping):
                 self._changed.wait()
             return not self._stopping
 
@@ -99,9 +106,9 @@ class Inbox:
             self._audits.clear()
             return taken
 
-    def take_swap(self) -> Swap | None:
+    def take_swaps(self) -> list[Swap]:
         with self._changed:
-            taken, self._swap = self._swap, None
+            taken, self._swaps = list(self._swaps.values()), {}
             return taken
 
     def take_cancelled(self) -> tuple[set[str], list[Generation]]:

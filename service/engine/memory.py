@@ -1,5 +1,6 @@
 """How much memory key-value slots take, and the bound that is kept by refusing, not by running out."""
 
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,18 +15,31 @@ class MemoryBound(ValueError):
 
 
 class KvMemory:
-    """What the target's and the drafters' slots may take together, in bytes."""
+    """What the slots of the target and of every lane may take together, in bytes. Thread-safe."""
 
     def __init__(self, gib: float, count: int, capacity: int) -> None:
         self.limit, self.count, self.capacity = round(gib * GIB), count, capacity
+        self._taken: dict[str, int] = {}  # bytes a position, by who has them
+        self._lock = Lock()
 
     def needed(self, position_bytes: int) -> int:
         """Bytes of all slots, filled to their capacity."""
         return position_bytes * self.count * self.capacity
 
-    def check(self, what: str, position_bytes: int, taken: int = 0) -> None:
-        """Raise `MemoryBound` where `what` does not fit beside the `taken` bytes."""
-        total = taken + self.needed(position_bytes)
+    def take(self, owner: str, what: str, position_bytes: int) -> None:
+        """Set so much aside for the owner, in place of what it has; where it does not fit, raise `MemoryBound`."""
+        with self._lock:
+            others = sum(taken for name, taken in self._taken.items() if name != owner)
+            self._check(what, self.needed(others + position_bytes))
+            self._taken[owner] = position_bytes
+
+    def keep(self, owner: str, position_bytes: int) -> None:
+        """The owner needs no more than that of what it took."""
+        with self._lock:
+            self._taken[owner] = min(self._taken.get(owner, 0), position_bytes)
+
+    def _check(self, what: str, total: int) -> None:
+        """Raise `MemoryBound` where so many bytes are too many."""
         if total > self.limit:
             fits = max(self.count * self.limit // total, 0)
             raise MemoryBound(

@@ -1,31 +1,42 @@
 """The proposals of a round: each row's drafter asked for the rows that it serves, and all brought together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from adapter.acceptance import Drawn
-from adapter.drafters.protocol import DraftRow, Proposal
-from adapter.sampling import sampled_rows
+from adapter.drafters.ngram import Ngram
+from adapter.drafters.protocol import DraftRow, Proposal, Shape
 from adapter.target import Target
+from service.engine.following import turn_to
 from service.engine.generation import Row
-from service.engine.residents import Resident, Residents
+from service.engine.residents import Resident, blamed
 
+SURE = 5  # tokens of an n-gram match that goes before what a learned drafter would say
 CAUGHT_UP = 2  # tokens that a drafter lacks after a round in which all was accepted
 
 
-def propose(target: Target, residents: Residents, rows: Sequence[Row], lengths: Sequence[int]) -> tuple[Proposal, int]:
-    """A proposal for the whole batch, and how many earlier tokens the drafters caught up on for it."""
+def propose(
+    target: Target, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int], shape: Shape
+) -> tuple[Proposal, int]:
+    """A proposal for the whole batch, and how many earlier tokens the drafters caught up on for it.
+
+    residents: each row's, in their order.
+    """
     parts, absorbed = [], 0
-    for resident, places in _by_drafter(residents, rows, lengths):
+    for resident, places in _by_drafter(residents, lengths):
         served = [rows[i] for i in places]
-        for row in served:
-            _turn_to(row, resident)
-        absorbed += sum(max(0, len(row.sequence) - row.drafter_length - CAUGHT_UP) for row in served)
-        parts.append((places, _ask(resident, served, places, [lengths[i] for i in places])))
+        if remembers(resident):
+            for row in served:
+                turn_to(row, resident)
+        if resident.slots is not None:
+            absorbed += sum(max(0, len(row.sequence) - row.drafter_length - CAUGHT_UP) for row in served)
+        with blamed(resident):
+            parts.append((places, _ask(resident, served, places, [lengths[i] for i in places], shape)))
     if not parts:
         return nothing(target, len(rows)), 0
-    return (parts[0][1] if len(parts[0][0]) == len(rows) else _together(rows, parts)), absorbed
+    return (parts[0][1] if len(parts[0][0]) == len(rows) else _together(lengths, parts)), absorbed
 
 
 def nothing(target: Target, rows: int) -> Proposal:
@@ -33,52 +44,87 @@ def nothing(target: Target, rows: int) -> Proposal:
     return Proposal(torch.empty(rows, 0, dtype=torch.long, device=target.device))
 
 
-def _by_drafter(residents: Residents, rows: Sequence[Row], lengths: Sequence[int]) -> list[tuple[Resident, list[int]]]:
+def _by_drafter(residents: Sequence[Resident], lengths: Sequence[int]) -> list[tuple[Resident, list[int]]]:
     """The drafters that are asked, each with the places of its rows in the batch."""
-    chosen = [residents.of(row.generation.request_id) for row in rows]
-    asked = [(r, [i for i, c in enumerate(chosen) if c is r and lengths[i] > 0]) for r in residents.all()]
-    return [(resident, places) for resident, places in asked if places and resident.drafter is not None]
+    asked: dict[Resident, list[int]] = {}
+    for place, (resident, length) in enumerate(zip(residents, lengths, strict=True)):
+        if length > 0 and resident.drafter is not None:
+            asked.setdefault(resident, []).append(place)
+    return list(asked.items())
 
 
-def _turn_to(row: Row, resident: Resident) -> None:
-    """A row whose last proposal came from another drafter is new to this one."""
-    if row.drafter_memory is not resident.slots:
-        row.drafter_memory, row.drafter_length = resident.slots, 0
-
-
-def _ask(resident: Resident, rows: Sequence[Row], places: list[int], lengths: Sequence[int]) -> Proposal:
-    """One drafter's proposal; its memory then holds each row's sequence and all proposals but the last."""
+def _ask(resident: Resident, rows: Sequence[Row], places: list[int], lengths: Sequence[int], shape: Shape) -> Proposal:
+    """One drafter's proposal; its memory then holds each row's sequence and all proposals that it went on from."""
     assert resident.drafter is not None, "only drafters are asked"
-    assert resident.slots is not None, "a drafter has a memory"
-    resident.slots.choose(places)
-    draft_rows = [
-        DraftRow(row.sequence[row.drafter_length :], row.drafter_length, k, row.sampler)
-        for row, k in zip(rows, lengths, strict=True)
-    ]
-    return resident.drafter.propose(resident.slots, draft_rows)
+    if resident.slots is not None:
+        resident.slots.choose(places, [row.drafter_base for row in rows])
+    draft_rows = [_draft_row(row, k, remembers(resident)) for row, k in zip(rows, lengths, strict=True)]
+    return resident.drafter.propose(resident.slots, draft_rows, within(shape, max(lengths)))
 
 
-def _together(rows: Sequence[Row], parts: Sequence[tuple[list[int], Proposal]]) -> Proposal:
+def _draft_row(row: Row, length: int, remembered: bool) -> DraftRow:
+    """A row as its drafter sees it: one that keeps nothing of it is given the whole text."""
+    workload = row.generation.workload
+    if not remembered:
+        return DraftRow(row.sequence, 0, length, row.sampler, None, workload)
+    return DraftRow(row.sequence[row.drafter_length :], row.drafter_length, length, row.sampler, row.state, workload)
+
+
+def remembers(resident: Resident) -> bool:
+    """Whether a drafter keeps anything of a row from round to round."""
+    return resident.drafter is not None and (resident.slots is not None or bool(resident.drafter.taps))
+
+
+def looked_up(
+    ngrams: Resident, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int]
+) -> list[Resident]:
+    """Each row's drafter, or the n-grams where the text so far stood before for long enough."""
+    assert isinstance(ngrams.drafter, Ngram), "n-grams come from an ngram drafter"
+    chosen = list(residents)
+    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if length > 0:
+            found = ngrams.drafter.found(_draft_row(row, length, False), length)
+            if found and found[0].matched >= SURE:
+                chosen[place] = ngrams
+    return chosen
+
+
+def within(shape: Shape, depth: int) -> Shape:
+    """The shape where no row wants to go deeper than `depth`."""
+    if shape.is_chain:
+        return Shape.chain(depth)
+    return shape if shape.form else replace(shape, depth=min(shape.depth, depth))
+
+
+def _together(lengths: Sequence[int], parts: Sequence[tuple[list[int], Proposal]]) -> Proposal:
     """Several drafters' proposals as one of the whole batch; rows that nobody proposed for hold padding."""
     width = max(part.tokens.shape[1] for _, part in parts)
-    tokens = parts[0][1].tokens.new_zeros(len(rows), width)
+    tokens = parts[0][1].tokens.new_zeros(len(lengths), width)
+    counts = [0] * len(lengths)
     for places, part in parts:
-        tokens[places, : part.tokens.shape[1]] = part.tokens
-    return Proposal(tokens, _drawn_together(rows, parts, tokens))
+        size = part.tokens.shape[1]
+        tokens[places, :size] = part.tokens
+        for i, place in enumerate(places):
+            counts[place] = min(lengths[place], size) if part.lengths is None else part.lengths[i]
+    drawn = tuple(replace(d, rows=tuple(places[i] for i in d.rows)) for places, part in parts for d in part.drawn)
+    if all(part.parents is None for _, part in parts):
+        return Proposal(tokens, drawn, lengths=counts)
+    parents, kept = _trees_together(parts, tokens)
+    return Proposal(tokens, drawn, parents, counts, kept)
 
 
-def _drawn_together(
-    rows: Sequence[Row], parts: Sequence[tuple[list[int], Proposal]], tokens: torch.Tensor
-) -> Drawn | None:
-    """What the sampled rows of the whole batch were drawn from; of rows that were not asked, nothing is looked at."""
-    drawn = [(places, part.drawn) for places, part in parts if part.drawn is not None]
-    if not drawn:
-        return None
-    sampled = sampled_rows([row.sampler for row in rows])
-    first = drawn[0][1]
-    q = first.q.new_zeros(len(sampled), tokens.shape[1], first.q.shape[-1])
-    taken = first.taken.new_zeros(len(sampled), tokens.shape[1])
-    for places, part in drawn:
-        at = [sampled.index(i) for i in places if i in sampled]
-        q[at, : part.q.shape[1]], taken[at, : part.taken.shape[1]] = part.q, part.taken
-    return Drawn(tokens[sampled], q, taken, first.to_target)
+def _trees_together(parts: Sequence[tuple[list[int], Proposal]], tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Parents, and places in the drafters' memories, of trees and chains together."""
+    chain = torch.arange(tokens.shape[1], device=tokens.device) - 1
+    parents, kept = chain.expand_as(tokens).clone(), torch.full_like(tokens, -1)
+    for places, part in parts:
+        size = part.tokens.shape[1]
+        if part.parents is not None:
+            parents[places, :size] = part.parents
+        kept[places, :size] = _fed(size, chain) if part.kept is None else part.kept
+    return parents, kept
+
+
+def _fed(size: int, chain: Tensor) -> Tensor:
+    """Of a chain, all but the last token are in the drafter's memory, one after another."""
+    return torch.where(chain[:size] + 2 < size, chain[:size] + 1, -1)

@@ -1,9 +1,14 @@
-"""Which remembered positions a token may attend to, by the kinds of attention layers that a decoder has."""
+"""Which remembered places a token may attend to, by the kinds of attention layers that a decoder has.
+
+A token's place is its position, but in a tree: there its position tells how deep it stands.
+"""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from adapter.drafters.protocol import Branches
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -22,18 +27,40 @@ class Reach:
         if strange := self._kinds - {FULL, SLIDING}:
             raise NotServed(f"layers of {', '.join(sorted(strange))} are not served: use a target with plain attention")
 
-    def masks(self, positions: Tensor, end: int) -> Tensor | dict[str, Tensor]:
-        """Of tokens at positions [B, n], over positions 0 to `end`: additive [B, 1, n, end], 0 where they may attend.
+    def masks(
+        self, positions: Tensor, end: int, bases: Tensor | None = None, branches: Branches | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Of tokens at positions [B, n], over places 0 to `end`: additive [B, 1, n, end], 0 where they may attend.
 
-        Additive and not boolean, since every layer would turn a boolean one into this.
+        bases [B]: places before it hold nothing. Additive and not boolean, since every layer would turn a boolean
+        one into this.
         """
-        distance = positions[:, :, None] - torch.arange(end, device=self._device)
-        full = self._additive(distance >= 0)
+        places = torch.arange(end, device=self._device)
+        if branches is None:
+            distance = positions[:, :, None] - places
+            allowed = distance >= 0
+        else:
+            distance, allowed = _in_tree(positions, places, branches)
+        if bases is not None:
+            allowed = allowed & (places >= bases[:, None])[:, None]
+        full = self._additive(allowed)
         if self._window is None or (self._kinds and SLIDING not in self._kinds):
             return full
-        sliding = full if end <= self._window else self._additive((distance >= 0) & (distance < self._window))
+        sliding = full if end <= self._window else self._additive(allowed & (distance < self._window))
         return {FULL: full, SLIDING: sliding} if self._kinds else sliding
 
     def _additive(self, allowed: Tensor) -> Tensor:
         mask = torch.zeros(allowed.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(~allowed, torch.finfo(self._dtype).min)[:, None]
+
+
+def _in_tree(positions: Tensor, places: Tensor, branches: Branches) -> tuple[Tensor, Tensor]:
+    """How far behind each place [B, n, end] stands, and whether a token of the tree sees it."""
+    roots = torch.tensor(branches.roots, device=positions.device)[:, None]
+    count = branches.depths.shape[1]
+    within = places - roots  # [B, end]: which token of the tree, below 0 for what stands before it
+    token = within.clamp(0, count - 1)
+    theirs = torch.where(within < 0, places, roots + branches.depths.gather(1, token))
+    ancestor = branches.sees.gather(2, token[:, None].expand(-1, positions.shape[1], -1))
+    allowed = (within < 0)[:, None] | (ancestor & (within < count)[:, None])
+    return positions[:, :, None] - theirs[:, None], allowed

@@ -2,18 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from adapter.drafters.protocol import Proposal
+from adapter.drafters.protocol import Branches, Proposal, Shape
 from adapter.target import Target
 from service.engine.accept import Outcome, accept
+from service.engine.following import Shown, followers, reading, ready
 from service.engine.generation import Row
-from service.engine.proposing import nothing, propose
-from service.engine.residents import Residents
+from service.engine.proposing import looked_up, nothing, propose
+from service.engine.residents import Resident
 from service.engine.slots import Slots
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be proposed: the shape, and how deep each row's proposal is to go; 0 for plain decoding."""
+
+    shape: Shape
+    lengths: list[int]
+    lookup: bool = False  # what n-grams say goes before what a row's own drafter would propose
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class RoundResult:
     draft_ms: float
     verify_ms: float
     absorbed: int  # earlier tokens that drafters caught up on
+    asked: list[int]  # how deep each row's proposal was to go
+    proposers: list[Resident]  # of whom each row's proposal was
 
 
 def read_prompt(target: Target, slots: Slots, slot: int, row: Row, most: int) -> Tensor | None:
@@ -42,35 +55,90 @@ def read_prompt(target: Target, slots: Slots, slot: int, row: Row, most: int) ->
     return logits if row.target_length == len(row.sequence) else None
 
 
-def first_token(target: Target, row: Row, logits: Tensor, top_k: int) -> Outcome:
+def first_token(target: Target, row: Row, logits: Tensor) -> Outcome:
     """What follows a prompt: a round without a proposal, on the logits [1, 1, V] after the prompt."""
-    return accept([row], [0], nothing(target, 1), logits, top_k)[0]
+    return accept([row], [0], nothing(target, 1), logits)[0]
 
 
 def verify(target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal) -> Tensor:
-    """The target's logits [B, k + 1, V] after each row's last token and after each proposed token."""
+    """The target's logits [B, n + 1, V] after each row's last token and after each proposed token."""
     last = torch.tensor([[r.sequence[-1]] for r in rows], device=target.device)
     tokens = torch.cat([last, proposal.tokens], dim=1)
-    place = slots.begin([r.target_length for r in rows], tokens.shape[1])
+    starts = [r.target_length for r in rows]
+    branches = None if proposal.parents is None else _branches(starts, proposal.parents)
+    place = slots.begin(starts, tokens.shape[1], branches=branches)
     logits: Tensor = target.model(
         input_ids=tokens, position_ids=place.positions, attention_mask=place.mask, cache=slots, use_cache=True
     ).logits
     return logits
 
 
+def _branches(roots: list[int], parents: Tensor) -> Branches:
+    """How a verification's n + 1 tokens hang together: the last committed token, and the tree [B, n] after it."""
+    count, nodes = parents.shape
+    edges = torch.eye(nodes + 1, device=parents.device).repeat(count, 1, 1)
+    edges[:, 1:].scatter_(2, parents[..., None] + 1, 1.0)
+    steps = 1
+    while steps < nodes:  # from one step up the tree to all of them
+        edges, steps = (edges @ edges).clamp_max(1.0), 2 * steps
+    sees = edges > 0
+    return Branches(roots, sees.sum(-1) - 1, sees)
+
+
 def play(
-    target: Target, slots: Slots, residents: Residents, rows: list[Row], lengths: list[int], top_k: int
+    target: Target,
+    slots: Slots,
+    residents: Sequence[Resident],
+    rows: list[Row],
+    plan: Plan,
+    ngrams: Resident | None = None,
 ) -> RoundResult:
-    """Propose, verify, accept, once, and set every row's memory to what was accepted."""
+    """Propose, verify, accept, once, and set every row's memory to what was accepted. `residents`: each row's."""
     began = perf_counter()
-    proposal, absorbed = propose(target, residents, rows, lengths)
+    followed = followers(residents, plan.lengths)
+    proposers = looked_up(ngrams, residents, rows, plan.lengths) if plan.lookup and ngrams else list(residents)
+    asked = [k if ready(row, of) else 0 for row, of, k in zip(rows, proposers, plan.lengths, strict=True)]
+    proposal, absorbed = propose(target, proposers, rows, asked, plan.shape)
     drafted = perf_counter()
-    logits = verify(target, slots, rows, proposal)
-    outcomes = accept(rows, lengths, proposal, logits, top_k)
+    with reading(target, [resident for resident, _ in followed]) as reads:
+        logits = verify(target, slots, rows, proposal)
+    outcomes = accept(rows, asked, proposal, logits)
+    for resident, places in followed:
+        reads.tell(resident, [_shown(rows[place], place, outcomes[place]) for place in places])
+    settle(slots, proposers, rows, outcomes, proposal)
     width = proposal.tokens.shape[1]
-    for row, outcome in zip(rows, outcomes, strict=True):
-        known = len(row.sequence)
+    draft_ms, verify_ms = (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3
+    return RoundResult(outcomes, width, draft_ms, verify_ms, absorbed, asked, proposers)
+
+
+def _shown(row: Row, place: int, outcome: Outcome) -> Shown:
+    """A row of a verification: its last token and the accepted ones, and the token after each."""
+    return Shown(row, place, row.target_length, [0, *(node + 1 for node in outcome.path)], outcome.tokens, place)
+
+
+def settle(
+    slots: Slots, proposers: Sequence[Resident], rows: Sequence[Row], outcomes: Sequence[Outcome], proposal: Proposal
+) -> None:
+    """Set every row's memory to what was accepted: of a tree, its path is moved to where a chain would stand."""
+    kept = None if proposal.kept is None else proposal.kept.tolist()
+    moved: dict[Slots, list[tuple[int, int, int]]] = {slots: []}
+    for slot, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
+        known, path = len(row.sequence), outcome.path
+        moved[slots] += [(slot, known + node, known + at) for at, node in enumerate(path) if node != at]
         row.target_length = known + outcome.accepted
-        if outcome.proposed:
+        if (
+            not outcome.proposed
+            or row.drafter_memory is None
+            or proposers[slot] is not row.resident
+            or row.state is not None
+        ):
+            continue
+        if kept is None:
             row.drafter_length = known + min(outcome.accepted, outcome.proposed - 1)
-    return RoundResult(outcomes, width, (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3, absorbed)
+        else:
+            fed = list(takewhile(lambda place: place >= 0, (kept[slot][node] for node in path)))
+            part = moved.setdefault(row.drafter_memory, [])
+            part += [(slot, known + place, known + at) for at, place in enumerate(fed) if place != at]
+            row.drafter_length = known + len(fed)
+    for memory, part in moved.items():
+        memory.keep(part)

@@ -1,8 +1,9 @@
 """Key-value slots: preallocated memory of past tokens, one slot a row, with a length a row kept by the rows.
 
 A transformers `Cache`, so any decoder with standard attention runs on it. A rejection lowers a row's length
-and nothing is copied: stale entries lie at positions that no mask admits until they are written again. Rows
-that follow one another in the slots are read as a view; only a drafter that serves some rows of a batch copies.
+and nothing is copied: stale entries lie at places that no mask admits until they are written again; of a tree the
+accepted path alone is moved together. Rows that follow one another in the slots are read as a view; only a drafter
+that serves some rows of a batch copies.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from adapter.drafters.protocol import Placement
+from adapter.drafters.protocol import Branches, Placement
 from service.engine.reach import Reach
 
 GROWTH = 256  # positions that a slot grows by at least; memory follows the longest live request
@@ -84,6 +85,7 @@ class Slots(Cache):
         self.uniform: int | None = None  # the start that all rows share; then a slice is written, not a scatter
         self.scattered = self.columns = torch.empty(0, dtype=torch.long)
         self._chosen: Sequence[int] = range(count)
+        self._bases: Sequence[int] | None = None
         self._reach = Reach(decoder.config, embedding.device, embedding.dtype)
         super().__init__(layers=[SlotLayer(self) for _ in range(decoder.config.num_hidden_layers)])
 
@@ -93,12 +95,13 @@ class Slots(Cache):
         used = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in used)
 
-    def choose(self, slots: Sequence[int]) -> None:
-        """From now on row i of a forward owns slot slots[i]."""
+    def choose(self, slots: Sequence[int], bases: Sequence[int] | None = None) -> None:
+        """From now on row i of a forward owns slot slots[i], and what stands before bases[i] in it is not looked at."""
         self._chosen = slots
+        self._bases = bases if bases is not None and any(bases) else None
 
-    def begin(self, starts: list[int], width: int, first: int = 0) -> Placement:
-        """Make ready for a forward of `width` tokens a row, row i from position starts[i] on.
+    def begin(self, starts: list[int], width: int, first: int = 0, branches: Branches | None = None) -> Placement:
+        """Make ready for a forward of `width` tokens a row, row i from place starts[i] on.
 
         Row i owns the slot that `choose` gave to row first + i; by default slot first + i.
         """
@@ -108,13 +111,29 @@ class Slots(Cache):
         if self.end > self.reserved:
             self.reserved = min(self.capacity, max(self.end, self.reserved + GROWTH))
         self.uniform = starts[0] if min(starts) == max(starts) else None
-        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         slots = self._chosen[first : first + len(starts)]
         self.rows = self._indices(slots)
         if self.uniform is None:
             self.scattered = torch.tensor(list(slots), device=self.device)[:, None].expand(len(starts), width)
-            self.columns = positions
-        return Placement(positions, self._reach.masks(positions, self.end))
+            self.columns = places
+        positions = places
+        if branches is not None:
+            positions = torch.tensor(branches.roots, device=self.device)[:, None] + branches.depths[:, -width:]
+        bases = None
+        if self._bases is not None:
+            bases = torch.tensor(list(self._bases[first : first + len(starts)]), device=self.device)
+        return Placement(positions, self._reach.masks(positions, self.end, bases, branches))
+
+    def keep(self, moved: Sequence[tuple[int, int, int]]) -> None:
+        """Copy places within slots, all at once, (slot, from, to) each: a tree's accepted path is moved together."""
+        if not moved:
+            return
+        slot, source, destination = torch.tensor(moved, device=self.device).T
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[slot, :, destination] = layer.keys[slot, :, source]
+                layer.values[slot, :, destination] = layer.values[slot, :, source]
 
     def move(self, source: int, destination: int) -> None:
         """Copy one slot over another: how the last row fills the hole that a finished row leaves."""

@@ -12,6 +12,7 @@ DECAY = 1 - 1 / 100  # a count's weight is gone after some hundred further ones 
 PRIOR, PRIOR_WEIGHT = 0.8, 2.0  # probability and weight, before anything is known of a drafter
 POOL_WEIGHT = 3.0  # of all classes' estimate in a class's own
 HOPE = 2.0  # further acceptances that the optimistic estimate imagines
+BRANCHING = 1.5  # independent proposals that a tree's node is taken to be worth, before it was tried
 STALE_WEIGHT = 8.0  # what old counts may weigh against a probe's
 
 
@@ -44,10 +45,11 @@ class Counts:
 
 
 class Survival:
-    """Acceptance probabilities of one drafter version, for draft lengths up to `limit`."""
+    """Acceptance probabilities of one drafter version, for draft lengths up to `limit`; by depth for a tree's size."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, like: "Survival | None" = None, tree: bool = False) -> None:
+        """At first it is taken for what it is `like`, and a tree to be somewhat better."""
+        self._limit, self._like, self._worth = limit, like, BRANCHING if tree else 1.0
         self._pool = self._none()
         self._classes: dict[RowClass, Counts] = {}  # least recently seen first
 
@@ -104,7 +106,9 @@ class Survival:
 
     def _pooled(self) -> list[float]:
         conditional, before = [], PRIOR
-        for trials, hits in zip(self._pool.trials, self._pool.hits, strict=True):
+        likely = [] if self._like is None else [1 - (1 - p) ** self._worth for p in self._like._pooled()]
+        for at, (trials, hits) in enumerate(zip(self._pool.trials, self._pool.hits, strict=True)):
+            before = likely[at] if at < len(likely) else before
             before = (hits + PRIOR_WEIGHT * before) / (trials + PRIOR_WEIGHT)
             conditional.append(before)
         return conditional

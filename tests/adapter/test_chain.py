@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adapter.drafters.causal_lm import CausalLM
-from adapter.drafters.protocol import DraftRow, Proposal
+from adapter.drafters.protocol import DraftRow, Proposal, Shape
 from adapter.policy import Policy
 from adapter.sampling import Sampler, sampled_rows
 from adapter.target import Target
@@ -36,7 +36,7 @@ def propose(drafter: CausalLM, samplers: list[Sampler]) -> Proposal:
     attention.install(drafter.decoder)
     slots = Slots(drafter.decoder, len(samplers), 64)
     with torch.inference_mode():
-        return drafter.propose(slots, [DraftRow([*s.prompt], 0, K, s) for s in samplers])
+        return drafter.propose(slots, [DraftRow([*s.prompt], 0, K, s) for s in samplers], Shape.chain(K))
 
 
 def slow_q(drafter: CausalLM, sampler: Sampler, drafted: list[int]) -> Floats:
@@ -53,15 +53,15 @@ def test_q_is_what_the_sampled_rows_were_drawn_from(drafter: CausalLM, seed: int
     generators = [torch.Generator().manual_seed(seed) for _ in POLICIES]
     samplers = [Sampler(*both, [], generator) for *both, generator in zip(POLICIES, PROMPTS, generators, strict=True)]
     proposal = propose(drafter, samplers)
-    assert proposal.drawn is not None
+    (drawn,) = proposal.drawn
     for s, i in enumerate(sampled_rows(samplers)):
         tokens = proposal.tokens[i].tolist()
-        assert proposal.drawn.tokens[s].tolist() == tokens
+        assert drawn.tokens[s].tolist() == tokens
         for step, token in enumerate(tokens):
             expected = slow_q(drafter, samplers[i], tokens[:step])
-            found = proposal.drawn.at(torch.full((3,), step), drafter.vocab_size)[s]
+            found = drawn.at(torch.full((3,), step), drafter.vocab_size)[s]
             np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-7)
-            assert float(proposal.drawn.taken[s, step]) == pytest.approx(expected[token], rel=1e-3)
+            assert float(drawn.taken[s, step]) == pytest.approx(expected[token], rel=1e-3)
 
 
 def test_greedy_rows_propose_the_argmax_after_what_they_proposed_before(drafter: CausalLM) -> None:
@@ -75,4 +75,4 @@ def test_greedy_rows_propose_the_argmax_after_what_they_proposed_before(drafter:
 
 def test_a_batch_without_sampled_rows_carries_no_q(drafter: CausalLM) -> None:
     samplers = [Sampler(Policy(0.0), [5, 6], []), Sampler(Policy(1.0), [5, 6], [], seed=1)]
-    assert propose(drafter, samplers).drawn is None
+    assert propose(drafter, samplers).drawn == ()

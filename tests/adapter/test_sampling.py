@@ -38,7 +38,9 @@ def kinds() -> dict[str, Sampler]:
     }
 
 
-def propose(samplers: Sequence[Sampler], logits: Tensor, vocabulary: DraftVocabulary) -> tuple[Tensor, Drawn | None]:
+def propose(
+    samplers: Sequence[Sampler], logits: Tensor, vocabulary: DraftVocabulary
+) -> tuple[Tensor, tuple[Drawn, ...]]:
     """Chains [B, K] chosen from a drafter's logits [B, K, V_d]."""
     tokens, qs, taken = torch.empty(len(samplers), 0, dtype=torch.long), [], []
     rows = sampled_rows(samplers)
@@ -49,8 +51,9 @@ def propose(samplers: Sequence[Sampler], logits: Tensor, vocabulary: DraftVocabu
             qs.append(q)
             taken.append(q.gather(1, chosen[rows, None])[:, 0])
     if not rows:
-        return tokens, None
-    return tokens, Drawn(tokens[rows], torch.stack(qs, 1), torch.stack(taken, 1), vocabulary.to_target)
+        return tokens, ()
+    q, of_token = torch.stack(qs, 1), torch.stack(taken, 1)
+    return tokens, (Drawn(tokens[rows], q, of_token, vocabulary.to_target, tuple(rows)),)
 
 
 def played(samplers: Sequence[Sampler], target: Tensor, drafter: Tensor) -> list[tuple[list[int], tuple[int, int]]]:
@@ -83,7 +86,7 @@ def test_a_seeded_draft_is_right_where_the_targets_choice_is_a_draft_token() -> 
     for seed in range(60):
         row, target = [sampler(Policy(0.7), seed=seed)], random_logits(1, K + 1, SIZE, seed=seed)
         tokens, _ = propose(row, target[:, :K, EVEN.to_target], EVEN)
-        accepted, following = verify(row, [K], tokens, None, target)[0]
+        accepted, following = verify(row, [K], tokens, (), target)[0]
         in_reach += accepted
         assert accepted == K or following % 2 == 1
     assert in_reach > 30
@@ -93,10 +96,10 @@ def test_a_seeded_row_takes_the_likeliest_token_under_the_noise_of_its_output_po
     logits = random_logits(1, K + 1, SIZE)
     tokens = torch.stack([(row.softmax(-1) / exponential(6, 3 + i, SIZE)).argmax() for i, row in enumerate(logits[0])])
     row = sampler(Policy(1.0), seed=6)
-    assert verify([row], [K], tokens[None, :K], None, logits) == [(K, int(tokens[K]))]
+    assert verify([row], [K], tokens[None, :K], (), logits) == [(K, int(tokens[K]))]
     wrong = tokens.clone()
     wrong[1] = (tokens[1] + 1) % SIZE
-    assert verify([row], [K], wrong[None, :K], None, logits) == [(1, int(tokens[1]))]
+    assert verify([row], [K], wrong[None, :K], (), logits) == [(1, int(tokens[1]))]
 
 
 def test_temperature_zero_is_greedy_even_with_a_seed() -> None:
@@ -128,10 +131,10 @@ class Odd:
 @pytest.mark.parametrize("policy", [GREEDY, Policy(1.5)], ids=["greedy", "sampled"])
 def test_a_constraint_is_asked_at_each_position_what_may_follow_the_tokens_drafted_before(policy: Policy) -> None:
     row = sampler(policy, constraint=Odd())
-    drawn = Drawn(torch.tensor([[7, 9, 8]]), torch.full((1, K, SIZE), 1e-9), torch.full((1, K), 1e-9))
+    drawn = Drawn(torch.tensor([[7, 9, 8]]), torch.full((1, K, SIZE), 1e-9), torch.full((1, K), 1e-9), rows=(0,))
     logits = torch.zeros(1, K + 1, SIZE)
     logits[0, 0, 7] = 9.0
-    decided = verify([row], [2], drawn.tokens, drawn, logits)
+    decided = verify([row], [2], drawn.tokens, (drawn,), logits)
     assert decided == [(2, 9)]
     assert row.constraint.asked == [[], [7], [7, 9]]  # type: ignore[union-attr]
 
@@ -139,7 +142,7 @@ def test_a_constraint_is_asked_at_each_position_what_may_follow_the_tokens_draft
 def test_padding_is_not_looked_at() -> None:
     rows, logits = [kinds()["greedy_penalised"], kinds()["seeded_penalised"]], random_logits(2, K + 1, SIZE)
     tokens = torch.zeros(2, K, dtype=torch.long)
-    assert verify(rows, [0, 0], tokens, None, logits) == verify(rows, [0, 0], tokens[:, :0], None, logits[:, :1])
+    assert verify(rows, [0, 0], tokens, (), logits) == verify(rows, [0, 0], tokens[:, :0], (), logits[:, :1])
 
 
 def test_what_is_committed_reaches_the_constraint() -> None:

@@ -50,6 +50,15 @@ def test_noise_does_not_depend_on_what_was_asked_for_before() -> None:
     assert torch.equal(first[3:], late.at(range(5, 6), 9, CPU))
 
 
+def test_noise_is_made_once_as_long_as_its_position_is_not_over() -> None:
+    noise = CommonNoise(5)
+    kept = noise.at(range(3, 4), 9, CPU, over=2) is not None and noise._kept[3]
+    noise.at(range(4, 6), 9, CPU, over=2)
+    assert noise._kept[3] is kept
+    noise.at(range(6, 7), 9, CPU, over=4)
+    assert sorted(noise._kept) == [4, 5, 6]
+
+
 def test_any_integer_is_a_seed() -> None:
     seeds = [0, -1, 2**63, -(2**62), 2**64 - 2]
     assert len({CommonNoise(seed).at(range(1), 4, CPU).numpy().tobytes() for seed in seeds}) == len(seeds)

@@ -13,10 +13,12 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.target import Target
 from adapter.versions import Versions, WeightsRefused
 from storage.views import Drafter, Version
 from storage.weights import Blob, BlobDamaged, WeightsStore
+from tests.adapter.conditioned import CONDITIONED, first, shaken
 from tests.tiny import tiny_target_dir
 
 Tensors = dict[str, Tensor]
@@ -37,7 +39,7 @@ def drafter(target: Target) -> CausalLM:
     return CausalLM.from_target(target.model, 2, torch.arange(0, target.vocab_size, 2))
 
 
-def registered(drafter: CausalLM, target: Target) -> Drafter:
+def registered(drafter: LearntDrafter, target: Target) -> Drafter:
     files = target.files
     config = json.loads(json.dumps(drafter.config.to_dict()))
     return Drafter(
@@ -80,6 +82,7 @@ def test_a_server_in_bf16_gets_its_drafter_in_bf16(
     serving = Versions(store, target.files, target.embedding.bfloat16())
     loaded = serving.load(version(versions.save(drafter)), registered(drafter, target))
     assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert loaded.decoder.rotary_emb.inv_freq.dtype == torch.float32, "rounded, far positions would be others"
 
 
 def test_a_checkpoints_own_embedding_is_part_of_the_version(versions: Versions, target: Target, tmp_path: Path) -> None:
@@ -188,8 +191,40 @@ def test_a_version_of_another_target_is_refused(
 
 
 def test_a_kind_of_drafter_that_is_not_known_is_refused(versions: Versions, drafter: CausalLM, target: Target) -> None:
-    with pytest.raises(WeightsRefused, match="of kind medusa"):
-        versions.load(version(versions.save(drafter)), replace(registered(drafter, target), kind="medusa"))
+    with pytest.raises(WeightsRefused, match="of kind hydra: this version knows causal_lm, medusa"):
+        versions.load(version(versions.save(drafter)), replace(registered(drafter, target), kind="hydra"))
+
+
+@pytest.mark.parametrize("kind", CONDITIONED)
+def test_a_server_in_bf16_gets_every_kind_in_bf16(
+    versions: Versions, store: WeightsStore, target: Target, kind: str
+) -> None:
+    drafter = first(target, kind, 2)
+    serving = Versions(store, target.files, target.embedding.bfloat16())
+    loaded = serving.load(version(versions.save(drafter)), replace(registered(drafter, target), kind=kind))
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    hidden = torch.randn(1, 3, 32 * len(loaded.taps), dtype=torch.bfloat16)
+    for depth, states in enumerate(loaded.unrolled(torch.tensor([[4, 5, 6]]), hidden, None, 2)):
+        assert loaded.logits(states, depth).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", CONDITIONED)
+def test_a_drafter_of_any_kind_comes_back_bit_for_bit(versions: Versions, target: Target, kind: str) -> None:
+    drafter = shaken(first(target, kind, 2, torch.arange(0, target.vocab_size, 2)))
+    row = replace(registered(drafter, target), kind=kind)
+    loaded = versions.load(version(versions.save(drafter)), row)
+    assert loaded.kind == kind
+    for name, tensor in drafter.own_tensors().items():
+        assert torch.equal(loaded.own_tensors()[name], tensor), name
+    assert versions.save(loaded) == versions.save(drafter)
+    assert torch.equal(loaded.target_to_draft, drafter.target_to_draft)
+
+
+def test_a_version_of_another_kind_is_refused(versions: Versions, target: Target) -> None:
+    mtp, eagle = first(target, "mtp", 2), first(target, "eagle", 2)
+    row = replace(registered(eagle, target), kind="eagle")
+    with pytest.raises(WeightsRefused, match="kind is mtp, not eagle"):
+        versions.load(version(versions.save(mtp)), row)
 
 
 def test_weights_that_are_not_finite_are_not_even_stored(

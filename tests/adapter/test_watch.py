@@ -123,7 +123,7 @@ def test_a_worse_version_is_named_with_its_figures() -> None:
     assert verdict.state == "worse"
     assert verdict.reason.startswith("worse than the predecessor: acce")
     assert "of code (greedy) 0." in verdict.reason
-    assert verdict.reason.endswith("not, error rate 0.05")
+    assert verdict.reason.endswith("of the other, error rate 0.05")
     worst = next(f for f in verdict.findings if f.figure == "acceptance rate")
     assert worst.predecessor is not None
     assert worst.live is not None

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy import Engine
 
 from service.engine.governor import Governor, GovernorConfig, RowClass
+from service.engine.shapes import Shapes
 from service.guard import Guard
 from service.openai_errors import install
 from service.operator_api import operator_router
@@ -55,6 +56,18 @@ def test_each_line_says_the_choice_why_and_what_plain_decoding_gives(
     assert lines["sql"].startswith("sql greedy 8 4 on 4 2.")
     assert lines["chat"].startswith("chat t0.8 8 0 off: plain is 1.")
     assert "x faster" in lines["chat"]
+
+
+def test_a_tree_is_shown_with_its_size_and_how_it_came_about(redraft: Run, database: Engine) -> None:
+    trees = Shapes.of(4, 16).further
+    governor, worth = Governor(4, GovernorConfig(), trees), (1.7, 2.2, 1.4, 1.5)
+    gains = tuple((tree.depth, tree.nodes, gain) for tree, gain in zip(trees, worth, strict=True))
+    governed(Machine(lambda _, row_class: 0.6, longest=4, trees=gains), governor, [SQL], 600)
+    with serving(database, governor) as address:
+        result = redraft("governor", "--url", address)
+        (decision,) = json.loads(redraft("governor", "--url", address, "--json").stdout)["decisions"]
+    assert "4, grown tree of" in " ".join(result.stdout.split())
+    assert (decision["nodes"] > 4, decision["fixed"], decision["lookup"]) == (True, False, False)
 
 
 def test_json_holds_the_figures_as_the_server_gives_them(redraft: Run, database: Engine, governor: Governor) -> None:

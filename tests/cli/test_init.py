@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.learnt import LearntDrafter
 from adapter.target import Target
 from adapter.versions import Versions
 from cli.init import SAMPLE_PROMPTS, read_prompts
@@ -30,7 +30,7 @@ def prompts(home: Path, target_dir: Path, tmp_path: Path, monkeypatch: pytest.Mo
     return path
 
 
-def made(registry: Registry, store: WeightsStore, target: Target, name: str) -> CausalLM:
+def made(registry: Registry, store: WeightsStore, target: Target, name: str) -> LearntDrafter:
     """The live version of a drafter, loaded as a server loads it."""
     versions = Versions(store, target.files, target.embedding)
     return versions.load(registry.live(name), registry.drafter(name))
@@ -143,3 +143,42 @@ def test_a_file_of_prompts_that_cannot_be_used_is_refused_by_its_line(content: s
 def test_a_file_of_prompts_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="nowhere"):
         read_prompts(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mtp", "eagle", "streaming"])
+def test_every_kind_of_drafter_is_made_and_warmed_up(
+    redraft: Run, registry: Registry, store: WeightsStore, target: Target, prompts: Path, kind: str
+) -> None:
+    sizes = ("--kind", kind, "--depths", "2", "--draft-vocab", "48", "--prompts", str(prompts))
+    result = redraft("init", "cold", *sizes)
+    assert result.exit_code == 0, result.stderr
+    assert f"version 1 is live ({kind}, " in result.stdout
+    assert registry.drafter("cold").kind == kind
+    loaded = made(registry, store, target, "cold")
+    assert (loaded.kind, loaded.depths, loaded.config.draft_vocab) == (kind, 2, 48)
+    assert "warm-up:" in redraft("init", "warm", *sizes, "--warm-up").stdout
+    assert registry.live("cold").weights_sha256 != registry.live("warm").weights_sha256
+    made(registry, store, target, "warm")
+
+
+def test_the_sizes_of_streams_are_settings_and_bad_ones_are_refused_with_the_reason(
+    redraft: Run, registry: Registry, prompts: Path
+) -> None:
+    sizes = ("--kind", "streaming", "--draft-vocab", "48", "--prompts", str(prompts))
+    made = redraft("init", "cold", *sizes, "--layers", "1", "--rank", "2", "--depths", "3")
+    assert "(streaming, 3 streams in the last 1 layers, rank 2, 48 draft tokens" in made.stdout
+    refused = redraft("init", "deep", *sizes, "--layers", "9")
+    assert refused.exit_code != 0
+    assert "streams in 9 layers of a target of 3: ask for 1 to 3" in refused.stderr
+    assert [drafter.name for drafter in registry.drafters()] == ["cold"]
+
+
+def test_a_kind_that_there_is_not_and_a_checkpoint_for_another_kind_are_refused(
+    redraft: Run, prompts: Path, tmp_path: Path
+) -> None:
+    unknown = redraft("init", "chat", "--kind", "hydra", "--prompts", str(prompts))
+    assert unknown.exit_code == 1
+    assert "no kind 'hydra': use causal_lm, medusa, mtp, eagle" in unknown.stderr
+    refused = redraft("init", "chat", "--kind", "medusa", "--checkpoint", str(tmp_path))
+    assert refused.exit_code == 1
+    assert "--checkpoint is for causal_lm" in refused.stderr

@@ -104,6 +104,7 @@ def test_the_card_for_people_says_what_training_did_and_what_the_draft_vocabular
     assert "covers 87.5% of the target's mass, 75.0% of the emitted tokens" in text
     assert "2.500 -> 1.250 -> 1.500" in text
     assert "novelty 1.50" in text
+    assert "teacher the target, which scored the records again" in text
 
 
 def test_a_first_version_has_no_training_and_no_evaluation(redraft: Run, registry: Registry) -> None:

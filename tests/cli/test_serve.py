@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapter.target import Target
-from adapter.versions import KIND, Versions
+from adapter.versions import Versions
 from cli import attachment
 from cli.attachment import Attachment
 from cli.children import CHECKOUT
@@ -22,9 +22,10 @@ from service.feedback import FeedbackConfig
 from service.live import LiveConfig
 from service.metrics import Metrics
 from storage.config import StorageConfig
-from storage.records import decode
+from storage.records import FeedbackRecord, decode
 from storage.redis_clients import consume
 from storage.registry import Registry, WrongDrafter
+from storage.routes import MANUAL, Routes
 from storage.servers import Servers
 from storage.stream import ADAPT, FeedbackStream
 from storage.weights import WeightsStore
@@ -40,11 +41,13 @@ def storage(home: Path, valkey: ValkeyServer) -> StorageConfig:
 
 
 @contextmanager
-def served(target: Target, registry: Registry, storage: StorageConfig) -> Iterator[tuple[Engine, Attachment, Metrics]]:
+def served(
+    target: Target, registry: Registry, storage: StorageConfig, routed: bool = True
+) -> Iterator[tuple[Engine, Attachment, Metrics]]:
     """An engine with its attachment, started and taken down as `redraft serve` does."""
     metrics = Metrics()
     parts = (LiveConfig(live_poll_seconds=0.1), FeedbackConfig(), metrics)
-    attached = Attachment("", "host:1", target, registry, storage, *parts)
+    attached = Attachment("", "host:1", target, registry, storage, *parts, routed)
     engine = Engine(target, EngineConfig(draft_length=2, slots=2, context=128), attached.finished, UNGOVERNED)
     engine.start()
     try:
@@ -55,12 +58,14 @@ def served(target: Target, registry: Registry, storage: StorageConfig) -> Iterat
         attached.close()
 
 
-def make_version_1(target: Target, registry: Registry, store: WeightsStore) -> None:
-    """A one-layer drafter of the target, called `chat`."""
-    drafter = first_layers(target)
+def make_version_1(
+    target: Target, registry: Registry, store: WeightsStore, name: str = "chat", vocabulary: int | None = None
+) -> None:
+    """A one-layer drafter of the target."""
+    drafter = first_layers(target, vocabulary=vocabulary)
     blob = Versions(store, target.files, target.embedding).save(drafter)
     prints = target.files.fingerprint, target.files.tokenizer_fingerprint
-    registry.create_drafter("chat", KIND, *prints, drafter.config.to_dict(), blob.sha256, blob.size, "test")
+    registry.create_drafter(name, "causal_lm", *prints, drafter.config.to_dict(), blob.sha256, blob.size, "test")
 
 
 def test_the_live_version_proposes_before_the_server_is_ready(
@@ -69,7 +74,7 @@ def test_the_live_version_proposes_before_the_server_is_ready(
     make_version_1(target, registry, store)
     with served(target, registry, storage) as (engine, attached, _):
         attached.wait(20)
-        assert engine.live_version == 1
+        assert engine.lanes.version() == 1
         (server,) = Servers(registry.engine).live("chat")
         assert (server.id, server.generation, server.version) == ("host:1", 1, 1)
     assert Servers(registry.engine).live("chat") == []
@@ -81,12 +86,12 @@ def test_without_a_drafter_it_decodes_plainly_and_takes_the_first_one_up(
     monkeypatch.setattr(attachment, "LOOK_SECONDS", 0.05)
     with served(target, registry, storage) as (engine, attached, metrics):
         plain = ask(engine, [5, 6, 7], 12).wait()
-        assert (attached.drafter, engine.live_version) == ("", 0)
+        assert (attached.drafter, engine.lanes.version()) == ("", 0)
         make_version_1(target, registry, store)
-        until(lambda: engine.live_version == 1)
+        until(lambda: engine.lanes.version() == 1)
         drafted = ask(engine, [5, 6, 7], 12).wait()
         assert attached.drafter == "chat"
-        assert b"redraft_live_version 1.0" in metrics.text()
+        assert b'redraft_live_version{drafter="chat"} 1.0' in metrics.text()
     assert drafted == plain
     with consume(storage.stream_url) as client:
         ((_, data),) = FeedbackStream(client, "chat").read(ADAPT, "test", 10).entries
@@ -95,13 +100,71 @@ def test_without_a_drafter_it_decodes_plainly_and_takes_the_first_one_up(
     assert {round_.version for round_ in record.rounds} == {1}
 
 
+def records(storage: StorageConfig, drafter: str) -> list[FeedbackRecord]:
+    with consume(storage.stream_url) as client:
+        return [decode(data) for _, data in FeedbackStream(client, drafter).read(ADAPT, "test", 10).entries]
+
+
+def test_a_drafter_that_a_route_names_gets_its_workload_its_feedback_and_its_row(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    make_version_1(target, registry, store, "for-sql", vocabulary=150)
+    routes, servers, target_id = Routes(registry.engine), Servers(registry.engine), target.files.fingerprint
+    routes.put(target_id, "sql", "for-sql", MANUAL, "test")
+    with served(target, registry, storage) as (engine, attached, metrics):
+        attached.wait(20)
+        assert [engine.lanes.version(lane) for lane in ("", "for-sql")] == [1, 1]
+        outputs = [ask(engine, [5, 6, 7], 12, workload=workload).wait() for workload in ("default", "sql")]
+        assert outputs[0] == outputs[1]
+        assert [s.id for s in servers.live("for-sql")] == ["host:1/for-sql"]
+        assert b'spec_decode_num_drafts_total{drafter="for-sql",version="1",workload="sql"}' in metrics.text()
+
+        routes.remove(target_id, "sql", MANUAL, "test")
+        until(lambda: engine.lanes.version("for-sql") == 0)
+        assert servers.live("for-sql") == []
+        ask(engine, [5, 6, 7], 12, workload="sql").wait()
+        make_version_1(target, registry, store, "for-code")
+        routes.put(target_id, "code", "for-code", MANUAL, "test")
+        until(lambda: engine.lanes.version("for-code") == 1)
+    assert servers.live("for-code") == []
+    found = [[(r.workload, r.drafter) for r in records(storage, name)] for name in ("chat", "for-sql")]
+    assert found == [[("default", "chat"), ("sql", "chat")], [("sql", "for-sql")]]
+
+
+def test_a_route_to_a_drafter_of_no_use_leaves_its_workload_with_the_default_one(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    make_drafter(registry, "no-weights", target.files.fingerprint)
+    Routes(registry.engine).put(target.files.fingerprint, "sql", "no-weights", MANUAL, "test")
+    with served(target, registry, storage) as (engine, attached, _):
+        attached.wait(20)
+        client = ask(engine, [5, 6, 7], 12, workload="sql")
+        assert {r.version for r in client.usage.rounds} == {1}
+    assert [r.drafter for r in records(storage, "chat")] == ["chat"]
+
+
+def test_where_routing_is_off_routes_are_not_followed(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    make_version_1(target, registry, store, "for-sql")
+    Routes(registry.engine).put(target.files.fingerprint, "sql", "for-sql", MANUAL, "test")
+    with served(target, registry, storage, routed=False) as (engine, attached, _):
+        attached.wait(20)
+        assert engine.lanes.version("for-sql") == 0
+        ask(engine, [5, 6, 7], 12, workload="sql").wait()
+    assert [r.drafter for r in records(storage, "chat")] == ["chat"]
+
+
 def test_several_drafters_of_one_target_are_no_reason_not_to_serve(
     target: Target, registry: Registry, storage: StorageConfig
 ) -> None:
     for name in ("a", "b"):
         make_drafter(registry, name, target.files.fingerprint)
     with served(target, registry, storage) as (engine, _, _):
-        assert engine.live_version == 0
+        assert engine.lanes.version() == 0
         assert engine.alive
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from sqlalchemy import Engine
 
+from storage.canary import Canaries
 from storage.history import fold
 from storage.registry import Registry, Version
 from storage.watches import Watches
@@ -59,6 +60,22 @@ def test_a_watch_that_is_over_is_shown_with_its_reason_and_not_waited_for(
     text = redraft("watch").stdout
     assert "held back: worse" in text
     assert "worse than the predecessor: by 0.1" in text
+
+
+def test_a_canary_is_shown_as_one_and_a_rollback_recalls_it(
+    redraft: Run, registry: Registry, store: WeightsStore
+) -> None:
+    first = make_drafter(registry)
+    canary = make_candidate(registry, store, first, "a")
+    Canaries(registry.engine).send_out(canary, first, 0.2, "worker", "the gate let it through")
+    text = redraft("watch", "--once").stdout
+    assert text.startswith("version 2 of chat against version 1, a canary with 20% of the requests since")
+    assert json.loads(redraft("watch", "--json").stdout)["canary"]
+    states = [row["state"] for row in json.loads(redraft("versions", "--json").stdout)]
+    assert states == ["live", "canary"]
+    done = redraft("rollback", "--reason", "not today", "--wait", "0").stdout
+    assert done.startswith("version 1 of chat is live (generation 3)")
+    assert [summary.state for summary in registry.versions("chat")] == ["live", "rolled_back"]
 
 
 def test_a_promotion_by_hand_is_watched(

@@ -12,7 +12,8 @@ from typing import Self
 from sqlalchemy import Engine
 
 from service.engine.floor import Broken
-from service.live import LiveConfig, LiveFollower, Offer
+from service.live import LiveConfig, LiveFollower
+from service.placing import Offer
 from storage.database import open_database
 from storage.registry import Registry, Version
 from storage.servers import Server, Servers
@@ -33,7 +34,7 @@ class Rig:
     loaded: list[int] = field(default_factory=list)
     swapped: list[tuple[int, str]] = field(default_factory=list)  # generation, drafter
     offers: list[Offer[str]] = field(default_factory=list)
-    released: int = 0
+    held: list[float] = field(default_factory=list)  # shares that were left on the drafter before
     broken: Broken | None = None  # what the engine went back from
     damaged: set[int] = field(default_factory=set)
     followers: list[LiveFollower[str]] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Rig:
     def follower(self, url: str = NOWHERE, config: LiveConfig = FAST) -> LiveFollower[str]:
         follower = LiveFollower(
             "chat", "server-1", "reference", self.registry, self.servers, self.load, self._offered, url, config,
-            self._release, lambda: self.broken,
+            self.held.append, lambda: self.broken,
         )  # fmt: skip
         self.followers.append(follower)
         return follower
@@ -74,9 +75,6 @@ class Rig:
     def _offered(self, offer: Offer[str]) -> None:
         self.swap(offer.generation, offer.version, offer.drafter)
         self.offers.append(offer)
-
-    def _release(self) -> None:
-        self.released += 1
 
     def swap(self, generation: int, version: Version, drafter: str) -> None:
         self.swapped.append((generation, drafter))

@@ -71,11 +71,11 @@ def test_the_end_of_the_watch_ends_the_holdback_without_a_swap(rig: Rig) -> None
     rig.promote(2, holdback=0.1)
     follower.follow_once()
     follower.follow_once()
-    assert rig.released == 0
+    assert rig.held == []
     end_watch(rig)
     follower.follow_once()
     follower.follow_once()
-    assert rig.released == 1
+    assert rig.held == [0.0]
     assert len(rig.swapped) == 2
 
 

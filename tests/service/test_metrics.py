@@ -14,8 +14,9 @@ from service.engine.engine import Engine
 from service.engine.generation import Delta, Generation
 from service.engine.governor import RowClass
 from service.feedback import FeedbackWriter
-from service.live import LiveFollower, Offer
+from service.live import LiveFollower
 from service.metrics import OTHER, WORKLOADS, Metrics
+from service.placing import Offer
 from storage.registry import Registry, Version
 from storage.servers import Servers
 from tests.service.conftest import CONFIG, VERSION
@@ -74,7 +75,7 @@ def test_requests_and_tokens_are_counted_by_workload(counted: tuple[Samples, lis
 def test_the_speculative_counters_are_sums_over_the_rounds(counted: tuple[Samples, list[Generation]]) -> None:
     read, asked = counted
     rounds = [r for generation in asked[:2] for r in generation.rounds]
-    labels = {"version": str(VERSION), "workload": "sql"}
+    labels = {"drafter": "", "version": str(VERSION), "workload": "sql"}
     assert rounds
     assert value(read, "spec_decode_num_drafts_total", **labels) == len(rounds)
     assert value(read, "spec_decode_num_draft_tokens_total", **labels) == sum(r.proposed for r in rounds)
@@ -120,25 +121,27 @@ def test_the_state_of_the_parts_is_read_when_asked(engine: Database, decoder: En
     writer = FeedbackWriter(valkey.url, "chat")
     follower = follow(engine, valkey.url)
     metrics = Metrics()
-    metrics.watch(decoder, writer, follower)
+    metrics.watch(decoder)
+    metrics.follow("", writer, follower)
     before = samples(metrics)
     follower.follow_once()
     writer.put(make_record("one"))
     writer.close()
     writer.put(make_record("too late"))
     after = samples(metrics)
-    assert value(after, "live_version") == VERSION
-    assert (value(before, "live_generation"), value(after, "live_generation")) == (0, 1)
-    assert (value(before, "swaps_total"), value(after, "swaps_total")) == (0, 1)
-    assert value(after, "swap_failures_total") == 0
-    assert (value(before, "feedback_written_total"), value(after, "feedback_written_total")) == (0, 1)
-    assert value(after, "feedback_dropped_total", reason="closed") == 1
+    chat = {"drafter": "chat"}
+    assert value(after, "live_version", **chat) == VERSION
+    assert (value(before, "live_generation", **chat), value(after, "live_generation", **chat)) == (0, 1)
+    assert (value(before, "swaps_total", **chat), value(after, "swaps_total", **chat)) == (0, 1)
+    assert value(after, "swap_failures_total", **chat) == 0
+    assert (value(before, "feedback_written_total", **chat), value(after, "feedback_written_total", **chat)) == (0, 1)
+    assert value(after, "feedback_dropped_total", **chat, reason="closed") == 1
     assert value(after, "requests_running") == value(after, "requests_waiting") == 0
+    metrics.unfollow("")
+    assert "redraft_live_version" not in {name for name, _ in samples(metrics)}
 
 
-def test_the_governor_is_shown_with_as_many_labels_as_the_requests_have(
-    engine: Database, tiny_target: Target, valkey: ValkeyServer
-) -> None:
+def test_the_governor_is_shown_with_as_many_labels_as_the_requests_have(tiny_target: Target) -> None:
     metrics, machine = Metrics(), Machine(lambda _, row_class: 0.8)
     decoder = Engine(tiny_target, CONFIG, metrics.finished)
     governor = decoder.governor
@@ -148,10 +151,8 @@ def test_the_governor_is_shown_with_as_many_labels_as_the_requests_have(
     governed(machine, governor, [RowClass("sql", "greedy")] * 3, 100)
     for i in range(3):
         governed(machine, governor, [RowClass(f"new{i}", "greedy")] * 3, 20)
-    writer = FeedbackWriter(valkey.url, "chat")
-    metrics.watch(decoder, writer, follow(engine, valkey.url))
+    metrics.watch(decoder)
     read = samples(metrics)
-    writer.close()
     (choice,) = (c for c in governor.decisions() if c.workload == "sql")
     labels = {"workload": "sql", "policy": "greedy", "batch": "3"}
     assert value(read, "governor_draft_length", **labels) == choice.draft_length > 0

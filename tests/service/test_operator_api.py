@@ -81,7 +81,9 @@ def ask(address: str, key: str) -> Ask:
 def test_versions_are_listed_with_state_reason_and_scores(ask: Ask) -> None:
     status, answer = ask("GET", "/redraft/versions")
     assert status == 200
-    assert answer["pointer"] == {"drafter": "chat", "generation": 1, "live": 1, "previous": None}
+    assert answer["pointer"] == {
+        "drafter": "chat", "generation": 1, "live": 1, "previous": None, "canary": None,
+    }  # fmt: skip
     states = {v["version"]["number"]: v["state"] for v in answer["versions"]}
     assert states == {1: "live", 2: "candidate", 3: "refused"}
     refused = answer["versions"][2]
@@ -104,7 +106,7 @@ def test_a_version_that_is_not_there_is_not_found(ask: Ask) -> None:
 
 def test_promotion_moves_the_pointer_and_is_in_the_events(ask: Ask, registry: Registry) -> None:
     status, answer = ask("POST", "/redraft/promote", {"version": 2, "reason": "better on sql"})
-    assert (status, answer) == (200, {"drafter": "chat", "generation": 2, "live": 2, "previous": 1})
+    assert (status, answer) == (200, {"drafter": "chat", "generation": 2, "live": 2, "previous": 1, "canary": None})
     assert registry.live("chat").number == 2
     _, events = ask("GET", "/redraft/events?limit=1")
     assert [(e["kind"], e["reason"], e["actor"]) for e in events["events"]] == [

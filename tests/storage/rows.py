@@ -32,6 +32,7 @@ def make_training(outcome: str = "trained", last_loss: float = 1.0, reason: str 
     return TrainingReport(
         7, {"lr": 0.001}, 3, 40, 5, 2.0, last_loss, 0.5, outcome, reason, replayed=2, passes=2,
         set_aside_losses=(2.5, 1.25, 1.5), novelty=1.5, mass_covered=0.875, tokens_covered=0.75,
+        teacher="rescored",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage import announcements
-from storage.announcements import POINTER_CHANNEL, Announcements, announce
+from storage.announcements import POINTER_CHANNEL, Announcements, announce, announce_routes
 from tests.valkey_fixture import ValkeyServer
 
 
@@ -30,6 +30,23 @@ def test_a_moved_pointer_ends_the_wait_at_once(valkey: ValkeyServer, listener: A
 def test_another_drafters_pointer_does_not_end_the_wait(valkey: ValkeyServer, listener: Announcements) -> None:
     announce(valkey.client(), "code", 2)
     assert not listener.wait(0.2)
+
+
+def test_routes_of_the_listeners_target_end_the_wait(valkey: ValkeyServer) -> None:
+    listener = Announcements(valkey.url, "chat", target="target-1")
+    listener.wait(0.05)
+    announce_routes(valkey.client(), "target-2", 7)
+    assert not listener.wait(0.1)
+    announce_routes(valkey.client(), "target-1", 8)
+    assert listener.wait(5)
+    announce(valkey.client(), "chat", 2)
+    assert listener.wait(5)
+    listener.close()
+
+
+def test_routes_do_not_concern_who_names_no_target(valkey: ValkeyServer, listener: Announcements) -> None:
+    announce_routes(valkey.client(), "target-1", 8)
+    assert not listener.wait(0.1)
 
 
 @pytest.mark.parametrize("forged", [b"", b"{", b"[1]", b'{"drafter": 7, "generation": 1}', b"\xff\xfe"])

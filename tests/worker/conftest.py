@@ -1,12 +1,23 @@
-"""A feedback stream on a real Valkey, for the drafter that these tests call `chat`."""
+"""A feedback stream on a real Valkey, for the drafter that these tests call `chat`; and requests to learn from."""
 
 from collections.abc import Iterator
 
 import pytest
 import redis
 
+from adapter.sample import answers, chat_prompt
+from adapter.target import Target
+from storage.records import FeedbackRecord
 from storage.stream import FeedbackStream
+from tests.tiny import TEXT
 from tests.valkey_fixture import ValkeyServer
+
+
+@pytest.fixture(scope="session")
+def answered(target: Target) -> list[FeedbackRecord]:
+    """Greedy traffic of the tiny target, with teacher rows everywhere."""
+    prompts = [chat_prompt(target, f"{line} {n}") for n in range(4) for line in TEXT]
+    return list(answers(target, prompts, max_tokens=24, top_k=16))
 
 
 @pytest.fixture

@@ -89,3 +89,18 @@ def test_weights_and_windows_past_their_retention_are_deleted(
     assert not store.has(window.sha256)
     states = {s.version.number: s.weights_deleted for s in registry.versions("chat")}
     assert states == {1: False, 2: True, 3: True, 4: False}
+
+
+def test_the_stream_of_a_retired_drafter_is_trimmed_and_makes_no_job(
+    engine: Engine, redis: Redis, tmp_path: Path
+) -> None:
+    """Its age is bounded like any other's: it holds what clients said."""
+    make_drafter(Registry(engine))
+    make_drafter(Registry(engine), "retired")
+    Registry(engine).retire_drafter("retired", "tester")
+    stream = FeedbackStream(redis, "retired")
+    stream.append([encode(make_record(f"r{n}")) for n in range(20)])
+    time.sleep(0.5)
+    kept_for = StorageConfig(home=tmp_path, retention_hours=0.0001)
+    assert Housekeeper(engine, redis, kept_for, TriggerConfig(window_records=1)).sweep() == []
+    assert stream.newest(20) == ()

@@ -12,9 +12,13 @@ from sqlalchemy import Engine, select, text
 
 import worker.reproduce
 from adapter.distil import DistilConfig
+from adapter.distributed import DistributedConfig, Launch, launch
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.kinds import Sizes, first_version
+from adapter.drafters.learnt import LearntDrafter
+from adapter.drafters.shared import Shared
 from adapter.gate import GateConfig
-from adapter.sample import answers, chat_prompt
+from adapter.rescore import RescoreConfig
 from adapter.target import Target
 from adapter.versions import Versions
 from storage import audit, garbage, purge, retention
@@ -29,10 +33,10 @@ from storage.weights import WeightsStore
 from storage.windows import Windows, packed
 from tests.adapter.feedback import served
 from tests.circle import make_drafter
-from tests.tiny import TEXT
 from worker.config import TriggerConfig
 from worker.pipeline import AdaptConfig, Stores, adapt_once
 from worker.reproduce import Lineage, reproduce
+from worker.rescoring import Load, Rescorer
 
 SETTINGS = DistilConfig(epochs=3, batch_tokens=128, learning_rate=3e-3, carry_moments=True, replay_records=4)
 CONFIG = AdaptConfig(TriggerConfig(), SETTINGS, GateConfig())
@@ -48,6 +52,9 @@ class Chain:
     versions: Versions
     drafter: Drafter
     windows: Windows
+    rescorer: Rescorer | None = None  # as the trainer has it
+    launch: Launch | None = None
+    load: Load | None = None  # as `redraft reproduce` has it
 
     @property
     def registry(self) -> Registry:
@@ -55,7 +62,7 @@ class Chain:
 
     @property
     def lineage(self) -> Lineage:
-        return Lineage(self.registry, self.windows, self.versions)
+        return Lineage(self.registry, self.windows, self.versions, self.load)
 
     def update(self, training: list[FeedbackRecord]) -> None:
         """One update as the trainer makes it, made live whatever the gate says."""
@@ -66,31 +73,39 @@ class Chain:
         assert job is not None
         lease = jobs.take(job.id, "test", 60)
         assert lease is not None
-        stores = Stores(NO_STREAM, self.windows, Registry(self.database, lease), self.versions, lease)
+        stores = Stores(
+            NO_STREAM, self.windows, Registry(self.database, lease), self.versions, lease, self.rescorer, self.launch
+        )
         adapt_once(self.drafter, stores, CONFIG, lambda: None)
         jobs.finish(lease, "done")
         newest = self.registry.versions("demo")[-1].version
         self.registry.promote(newest, self.registry.live("demo"), "test", "the next of the chain")
 
 
-@pytest.fixture(scope="module")
-def answered(target: Target) -> list[FeedbackRecord]:
-    """Greedy traffic of the tiny target, with teacher rows everywhere."""
-    prompts = [chat_prompt(target, f"{line} {n}") for n in range(4) for line in TEXT]
-    return list(answers(target, prompts, max_tokens=24, top_k=16))
+@pytest.fixture
+def beginning(engine: Engine, target: Target, tmp_path: Path) -> Chain:
+    """Version 1 alone."""
+    return begun(engine, target, tmp_path, CausalLM.from_target(target.model, 1, torch.arange(200)))
+
+
+def begun(engine: Engine, target: Target, folder: Path, first: LearntDrafter) -> Chain:
+    store = WeightsStore(folder / "weights")
+    versions = Versions(store, target.files, target.embedding)
+    make_drafter(target, engine, versions, first)
+    return Chain(engine, store, versions, Registry(engine).drafter("demo"), Windows(engine, store))
 
 
 @pytest.fixture
-def chain(engine: Engine, target: Target, answered: list[FeedbackRecord], tmp_path: Path) -> Chain:
-    store = WeightsStore(tmp_path / "weights")
-    versions = Versions(store, target.files, target.embedding)
+def served_records(target: Target, answered: list[FeedbackRecord]) -> list[FeedbackRecord]:
     first = CausalLM.from_target(target.model, 1, torch.arange(200))
-    make_drafter(target, engine, versions, first)
-    made = Chain(engine, store, versions, Registry(engine).drafter("demo"), Windows(engine, store))
-    records = [served(first, r, tenant="acme" if n % 4 == 0 else "other") for n, r in enumerate(answered)]
-    made.update(records[:8])
-    made.update(records[8:])
-    return made
+    return [served(first, r, tenant="acme" if n % 4 == 0 else "other") for n, r in enumerate(answered)]
+
+
+@pytest.fixture
+def chain(beginning: Chain, served_records: list[FeedbackRecord]) -> Chain:
+    beginning.update(served_records[:8])
+    beginning.update(served_records[8:])
+    return beginning
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +127,74 @@ def test_a_chain_of_two_updates_comes_out_bit_for_bit(chain: Chain) -> None:
     assert run.inputs.moments_sha256, "the second update went on from the optimiser's state of the first"
 
 
+def test_a_run_that_learnt_from_rescored_records_comes_out_bit_for_bit(
+    beginning: Chain, served_records: list[FeedbackRecord], target: Target
+) -> None:
+    beginning.rescorer = Rescorer(lambda dtype: target, RescoreConfig(teacher="rescored", rescore_tokens=200))
+    beginning.update(served_records[:8])
+    beginning.update(served_records[8:])
+    run = beginning.registry.training(beginning.registry.version("demo", 3))
+    assert run is not None
+    assert run.inputs is not None
+    assert (run.teacher, run.inputs.rescored) == ("rescored", {"tokens": 200, "top_k": 64, "dtype": "fp32"})
+    asked = []
+    beginning.load = lambda dtype: asked.append(dtype) or target
+    assert [reproduce(beginning.lineage, beginning.drafter, n).outcome for n in (2, 3)] == ["identical"] * 2
+    assert asked == ["fp32", "fp32"], "in the numbers that the run had, whatever the settings say now"
+    beginning.load = None
+    without = reproduce(beginning.lineage, beginning.drafter, 3)
+    assert (without.outcome, "scored again by the target" in without.differences[0]) == ("impossible", True)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_drafter_that_reads_hidden_states_learns_and_is_judged_by_them_and_comes_out_bit_for_bit(
+    engine: Engine, target: Target, tmp_path: Path, served_records: list[FeedbackRecord], kind: str
+) -> None:
+    """Whatever the settings say of the teacher."""
+    shared = Shared(target.embedding, target.files)
+    made = begun(
+        engine, target, tmp_path, first_version(kind, target.model, shared, torch.arange(200), Sizes(depths=2))
+    )
+    made.rescorer = Rescorer(lambda dtype: target, RescoreConfig(teacher="logged", rescore_share=1.0))
+    made.update(served_records[:8])
+    made.update(served_records[8:])
+    (_, second, third) = made.registry.versions("demo")
+    run = made.registry.training(third.version)
+    assert run is not None
+    assert (run.teacher, run.replayed) == ("rescored", 4)
+    assert run.last_loss < run.first_loss
+    assert second.evaluation is not None
+    assert second.evaluation.requests == 2, "the gate had hidden states of the holdout"
+    made.load = lambda dtype: target
+    assert reproduce(made.lineage, made.drafter, 3).outcome == "identical"
+
+
+def test_what_was_learnt_from_logged_rows_is_so_again_whatever_the_trainer_does_now(
+    chain: Chain, target: Target
+) -> None:
+    run = chain.registry.training(chain.registry.version("demo", 3))
+    assert run is not None
+    assert run.teacher == "logged"
+    chain.load = lambda dtype: target
+    assert reproduce(chain.lineage, chain.drafter, 3).outcome == "identical"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_run_of_two_processes_comes_out_bit_for_bit(beginning: Chain, served_records: list[FeedbackRecord]) -> None:
+    beginning.launch = launch(beginning.versions, beginning.store, DistributedConfig(trainer_processes=2))
+    beginning.update(served_records[:8])
+    run = beginning.registry.training(beginning.registry.version("demo", 2))
+    assert run is not None
+    assert (run.machine["processes"], run.machine["threads"]) == (2, 1)
+    assert reproduce(beginning.lineage, beginning.drafter, 2).outcome == "identical"
+
+
 def test_it_trains_with_as_many_threads_as_the_run_had(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     train = worker.reproduce.trained
-    monkeypatch.setattr(worker.reproduce, "trained", lambda *a: seen.append(torch.get_num_threads()) or train(*a))
+    monkeypatch.setattr(
+        worker.reproduce, "trained", lambda *a, **b: seen.append(torch.get_num_threads()) or train(*a, **b)
+    )
     torch.set_num_threads(2)
     assert reproduce(chain.lineage, chain.drafter, 3).outcome == "identical"
     assert seen == [1]
@@ -219,6 +298,9 @@ def test_weights_deleted_for_their_age_can_be_made_again(chain: Chain) -> None:
     states = {s.version.number: s.weights_deleted for s in chain.registry.versions("demo")}
     assert states == {1: False, 2: False, 3: True, 4: False}
     chain.registry.rollback("demo", 2, "test", "it is whole again")
+    assert reproduce(chain.lineage, chain.drafter, 3).outcome == "identical", (
+        "the moments that it started from are back"
+    )
     assert audit.verify(chain.database) is None
 
 

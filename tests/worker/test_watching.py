@@ -52,7 +52,7 @@ def test_a_worse_version_is_rolled_back_with_its_figures_and_quarantined(engine:
     assert registry.live("chat").number == 1
     event = registry.events("chat")[0]
     assert (event.kind, event.before, event.actor, event.reason) == ("rollback", 2, "watch", verdict.reason)
-    assert "requests held back and" in event.reason
+    assert "requests of the one and" in event.reason
     assert registry.versions("chat")[1].state == "quarantined"
     (closed,) = Watches(engine).recent("chat", 1)
     assert (closed.state, closed.requests) == ("worse", 600)

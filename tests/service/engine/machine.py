@@ -58,6 +58,8 @@ class Machine:
     prompt: int = 100
     catch_up_ms: float = 0.05  # a token that a drafter catches up on
     load: Callable[[int], float] = lambda _: 1.0
+    longest: int = 1_000  # chain; what comes after it are trees
+    trees: Sequence[tuple[int, int, float]] = ()  # depth, tokens, and how many independent proposals a node is worth
     round: int = 0
 
     def __post_init__(self) -> None:
@@ -71,16 +73,23 @@ class Machine:
         self._seat(len(rows))
         self.round += 1
         absorbed = sum(self.behind) if k else 0
-        outcomes = tuple((row, k, self._accepted(row, k)) for row in rows)
+        depth, nodes, _ = self.shape(k)
+        outcomes = tuple((row, depth, self._accepted(row, k)) for row in rows)
         self._advance(outcomes)
         load = self.load(self.round)
-        draft = (k * (2 + 0.1 * len(rows)) + absorbed * self.catch_up_ms) * load if k else 0.0
-        verify = verify_ms(self.table, len(rows), k + 1) * load
-        self.total.tokens += sum(expected_length(self.truth(self.round, row), k) for row in rows)
+        draft = (depth * (2 + 0.1 * len(rows)) + absorbed * self.catch_up_ms) * load if k else 0.0
+        verify = verify_ms(self.table, len(rows), nodes + 1) * load
+        self.total.tokens += sum(expected_length(self._probability(row, k), depth) for row in rows)
         self.total.ms += draft + verify + 0.5
         slow = self.random.lognormvariate(0, self.noise) * (3 if self.random.random() < self.spikes else 1)
         sampled = any(row.policy != "greedy" for row in rows)
         return Played(len(rows), k, draft * slow, verify * slow, 0.5, absorbed, sampled, outcomes)
+
+    def shape(self, k: int) -> tuple[int, int, float]:
+        return (k, k, 1.0) if k <= self.longest else self.trees[k - self.longest - 1]
+
+    def _probability(self, row: RowClass, k: int) -> float:
+        return 1 - (1 - self.truth(self.round, row)) ** self.shape(k)[2]
 
     def swap(self) -> None:
         self.behind = [self.prompt + self.output - left for left in self.left]
@@ -92,8 +101,8 @@ class Machine:
             self.left.append(self.random.randint(1, self.output))
 
     def _accepted(self, row: RowClass, k: int) -> int:
-        probability, accepted = self.truth(self.round, row), 0
-        while accepted < k and self.random.random() < probability:
+        probability, accepted = self._probability(row, k), 0
+        while accepted < self.shape(k)[0] and self.random.random() < probability:
             accepted += 1
         return accepted
 

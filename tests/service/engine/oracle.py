@@ -9,6 +9,7 @@ from itertools import count
 import torch
 
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.protocol import Drafter
 from adapter.policy import Policy
 from adapter.target import Target
 from service.engine.engine import Engine, EngineConfig
@@ -81,7 +82,7 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 24, policy: Policy 
 
 @contextmanager
 def running(
-    target: Target, drafter: CausalLM | None = None, governed: bool = False, **config: float
+    target: Target, drafter: Drafter | None = None, governed: bool = False, **config: float | str
 ) -> Iterator[Engine]:
     """An engine at work, with `drafter` as its version 1; ungoverned, it proposes as long a chain as it may."""
     config = {"context": 128, "slots": 4, **config}

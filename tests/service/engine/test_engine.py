@@ -101,7 +101,7 @@ def test_a_drafter_that_fails_costs_no_request(target: Target) -> None:
         broken.head = torch.nn.Linear(1, 1)
         assert client.wait() == plain_greedy(target, prompt, 60)
         assert ask(engine, prompt).wait() == plain_greedy(target, prompt, 24)
-        assert (engine.drafter_faults, engine.live_version) == (1, 0)
+        assert (engine.lanes.faults, engine.lanes.version()) == (1, 0)
 
 
 def test_a_stop_string_ends_the_text_before_it(target: Target) -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from service.engine.governor import Choice, Governor, GovernorConfig, Played, RowClass
+from service.engine.shapes import Shapes
 from service.engine.survival import CLASSES
 from tests.service.engine.machine import BF16, FP32, Machine, Table, Truth, fixed, governed
 
@@ -166,7 +167,7 @@ def test_ten_thousand_workloads_take_no_more_memory_than_a_few() -> None:
     for i in range(0, 10_000, 8):
         governed(machine, governor, [RowClass(f"w{j}", "greedy") for j in range(i, i + 8)], 1)
     assert len(governor.decisions()) <= 64
-    assert len(governor._survival._classes) <= CLASSES
+    assert len(governor._survival._chain._classes) <= CLASSES
 
 
 def test_no_row_that_asks_for_its_own_draft_length_leaves_it_stuck() -> None:
@@ -244,3 +245,60 @@ def test_classes_and_batch_sizes_are_decided_apart() -> None:
     assert set(found) == {("a", 2), ("a", 8), ("b", 2), ("b", 8)}
     assert found["a", 8] >= 2
     assert found["b", 8] == 0
+
+
+TREES = Shapes.of(LIMIT, 32).further
+WORTH = (1.6, 2.0, 2.3, 1.5, 1.8, 2.0)  # grown trees, and those of fixed form
+GAINS = tuple((tree.depth, tree.nodes, gain) for tree, gain in zip(TREES, WORTH, strict=True))
+
+
+def branching(probability: float, gains: Sequence[tuple[int, int, float]] = GAINS, seed: int = 0) -> Machine:
+    """A machine on which trees are accepted deeper, and cost as much as so many tokens do."""
+    return Machine(always(probability), seed=seed, spikes=0.05, longest=LIMIT, trees=gains)
+
+
+def best_of_all(probability: float, batch: int, gains: Sequence[tuple[int, int, float]] = GAINS) -> tuple[float, int]:
+    """The most progress of any choice, and which it is."""
+    every = range(LIMIT + 1 + len(TREES))
+    return max((fixed(branching(probability, gains, seed=99), [A] * batch, k, 400), k) for k in every)
+
+
+def test_trees_double_from_eight_tokens_and_each_has_a_twin_of_fixed_form() -> None:
+    assert [(tree.nodes, len(tree.form)) for tree in TREES] == [(8, 0), (16, 0), (32, 0), (8, 8), (16, 16), (32, 32)]
+    assert [tree.nodes for tree in Shapes.of(4, 20).trees] == [10, 20]
+    assert [tree.nodes for tree in Shapes.of(4, 6).trees] == [6]
+    assert Shapes.of(4, 0).further == ()
+    assert Shapes.of(4, 4).further == ()
+
+
+@pytest.mark.parametrize("batch", SIZES)
+@pytest.mark.parametrize("probability", [0.3, 0.5, 0.8])
+def test_among_trees_chains_and_plain_rounds_the_best_is_found(batch: int, probability: float) -> None:
+    machine, governor = branching(probability), Governor(LIMIT, GovernorConfig(), TREES)
+    governed(machine, governor, [A] * batch, 2000)
+    assert machine.total.progress >= 0.94 * best_of_all(probability, batch)[0]
+
+
+def test_at_a_small_batch_that_is_a_tree_and_decisions_say_how_large() -> None:
+    machine, governor = branching(0.6), Governor(LIMIT, GovernorConfig(), TREES)
+    chosen = governed(machine, governor, [A], 1500)
+    assert best_of_all(0.6, 1)[1] > LIMIT
+    assert sum(k > LIMIT for k in chosen[-300:]) > 250
+    (decision,) = governor.decisions()
+    assert decision.nodes in {tree.nodes for tree in TREES}
+    assert (decision.draft_length, decision.speculative, decision.lookup) == (LIMIT, LIMIT, False)
+    assert len(decision.survival) == LIMIT
+
+
+def test_trees_that_accept_no_more_than_chains_cost_little() -> None:
+    useless = tuple((depth, nodes, 1.0) for depth, nodes, _ in GAINS)
+    machine, governor = branching(0.7, useless), Governor(LIMIT, GovernorConfig(), TREES)
+    governed(machine, governor, [A] * 4, 2000)
+    assert machine.total.progress >= 0.94 * best_of_all(0.7, 4, useless)[0]
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_useless_drafter_costs_at_most_three_percent_with_trees_too(batch: int) -> None:
+    machine, governor = branching(0.0), Governor(LIMIT, GovernorConfig(), TREES)
+    governed(machine, governor, [A] * batch, 1500)
+    assert machine.total.progress >= 0.97 * fixed(branching(0.0), [A] * batch, 0, 100)

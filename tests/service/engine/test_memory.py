@@ -40,7 +40,7 @@ def test_a_drafter_that_does_not_fit_is_refused_and_the_engine_goes_on(target: T
     with running(target, first_layers(target, layers=1), kv_memory=room) as engine:
         with pytest.raises(MemoryBound, match="drafter version 2"):
             engine.swap(2, first_layers(target, layers=2))
-        assert engine.live_version == 1
+        assert engine.lanes.version() == 1
         assert ask(engine, prompt).wait() == plain_greedy(target, prompt, 24)
 
 

@@ -104,3 +104,16 @@ def test_another_seed_gives_other_tokens(target: Target) -> None:
     with running(target, first_layers(target, layers=2)) as engine:
         outputs = [tuple(ask(engine, prompt, policy=Policy(1.0), seed=seed).wait()) for seed in range(5)]
     assert len(set(outputs)) == 5
+
+
+@pytest.mark.parametrize("vocabulary", [None, 100], ids=["whole", "reduced"])
+def test_trees_change_no_token_of_penalised_and_seeded_requests(target: Target, vocabulary: int | None) -> None:
+    policies = [*SEEDED.values(), *PENALISED.values(), GREEDY]
+    prompts = [random_prompt(target, i, 4 + i) for i in range(len(policies))]
+    seeds = [i if p in SEEDED.values() else None for i, p in enumerate(policies)]
+    with running(target, first_layers(target, 2, vocabulary), slots=5, tree_nodes=12) as engine:
+        asked = zip(prompts, policies, seeds, strict=True)
+        clients = [ask(engine, prompt, policy=policy, seed=seed) for prompt, policy, seed in asked]
+        outputs = [client.wait() for client in clients]
+    expected = zip(prompts, policies, seeds, strict=True)
+    assert outputs == [plain(target, prompt, policy, 24, seed) for prompt, policy, seed in expected]

@@ -1,8 +1,9 @@
-"""Two versions at once: the live drafter, and the predecessor on which a share of the requests stays."""
+"""Two versions of a drafter at once: the live one, and the one before, on which a share of the requests stays."""
 
 from adapter.policy import Policy
 from adapter.target import Target
-from service.engine.residents import Resident, Residents, share_of
+from service.engine.floor import FloorConfig
+from service.engine.residents import Lane, Resident, share_of
 from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
 
 
@@ -36,19 +37,36 @@ def test_a_predecessor_that_fails_costs_no_request_and_not_the_live_version(targ
         engine.swap(2, first_layers(target, layers=1), holdback=0.5).result(timeout=30)
         broken.head.forward = None
         outputs = [client.wait() for client in [ask(engine, prompt) for prompt in prompts]]
-        assert engine.drafter_faults >= 1
+        assert (engine.lanes.faults, engine.lanes.version()) == (1, 2)
     assert outputs == [plain_greedy(target, prompt, 24) for prompt in prompts]
 
 
-def test_a_predecessor_with_another_draft_vocabulary_does_not_stay(target: Target) -> None:
-    residents = Residents()
-    residents.swap(Resident(1, first_layers(target, vocabulary=100)), 0.0)
-    residents.swap(Resident(2, first_layers(target, vocabulary=200)), 1.0)
-    assert residents.of("anything").version == 2
+def lane(target: Target, *swaps: tuple[int, float]) -> Lane:
+    """A lane after these swaps: (version, holdback)."""
+    made = Lane("", FloorConfig())
+    for version, holdback in swaps:
+        made.swap(Resident(version, first_layers(target)), holdback, guarded=False)
+    return made
 
 
 def test_the_next_swap_ends_the_holdback(target: Target) -> None:
-    residents = Residents()
-    for version, holdback in ((1, 0.0), (2, 1.0), (3, 0.0)):
-        residents.swap(Resident(version, first_layers(target)), holdback)
-    assert [r.version for r in residents.all()] == [3]
+    assert [r.version for r in lane(target, (1, 0.0), (2, 1.0), (3, 0.0)).all()] == [3]
+
+
+def test_the_share_of_the_one_before_can_be_changed_and_let_go(target: Target) -> None:
+    served = lane(target, (1, 0.0), (2, 0.9))
+    assert served.most.version == 1
+    served.hold(0.1)
+    assert served.most.version == 2
+    assert {served.of(f"r{n}").version for n in range(100)} == {1, 2}
+    served.hold(0.0)
+    assert [r.version for r in served.all()] == [2]
+
+
+def test_a_lane_can_go_back_to_the_one_before_without_a_swap(target: Target) -> None:
+    served = lane(target, (1, 0.0), (2, 0.9))
+    before = served.most
+    served.hold(1.0)
+    assert served.all() == [before]  # with its memory as it was
+    served.hold(1.0)
+    assert [r.version for r in served.all()] == [1]

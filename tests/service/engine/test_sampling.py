@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from adapter import processing, sampling
+from adapter import processing, sampling, tree_acceptance
 from adapter.acceptance import Drawn
 from adapter.drafters.causal_lm import CausalLM
+from adapter.drafters.protocol import Drafter
 from adapter.policy import Policy
 from adapter.processing import DraftVocabulary, History
 from adapter.target import Target
@@ -58,11 +59,17 @@ def no_repeat(output: Sequence[int]) -> torch.Tensor:
 
 
 def outputs(
-    target: Target, drafter: CausalLM, policies: Sequence[Policy], seeded: bool = False, constrained: bool = False
+    target: Target,
+    drafter: Drafter,
+    policies: Sequence[Policy],
+    seeded: bool = False,
+    constrained: bool = False,
+    **config: int,
 ) -> list[list[Output]]:
     """REQUESTS outputs of each policy, decoded together, with a greedy request here and there."""
     total = REQUESTS * (len(policies) + 1)
-    with running(target, drafter, slots=64, draft_length=2, context=16, waiting=total) as engine:
+    config = {"slots": 64, "draft_length": 2, "context": 16, "waiting": total, **config}
+    with running(target, drafter, **config) as engine:
         clients = []
         for seed in range(REQUESTS):
             if seed % 10 == 0:
@@ -92,6 +99,18 @@ def test_sampled_output_follows_the_targets_distribution(
     small: Target, mixed: dict[str, list[Output]], name: str
 ) -> None:
     assert p_value(mixed[name], exact(small, POLICIES[name])) > FALSE_ALARM
+
+
+@pytest.fixture(scope="module")
+def mixed_trees(small: Target) -> dict[str, list[Output]]:
+    """The same with trees: of every policy some outputs, from one engine."""
+    found = outputs(small, first_layers(small), list(POLICIES.values()), draft_length=3, tree_nodes=7)
+    return dict(zip(POLICIES, found, strict=True))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_so_it_does_with_trees(small: Target, mixed_trees: dict[str, list[Output]], name: str) -> None:
+    assert p_value(mixed_trees[name], exact(small, POLICIES[name])) > FALSE_ALARM
 
 
 def test_some_of_the_proposals_were_accepted_and_some_refused(small: Target) -> None:
@@ -129,6 +148,18 @@ def test_the_test_sees_a_verifier_that_accepts_everything(small: Target, monkeyp
 
     monkeypatch.setattr(sampling, "verify_chain", credulous)
     (found,) = outputs(small, first_layers(small), [POLICIES["hot"]])
+    assert p_value(found, exact(small, POLICIES["hot"])) < FALSE_ALARM
+
+
+def test_the_test_sees_a_walk_that_takes_every_first_child(small: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tree_acceptance.verify_siblings
+
+    def credulous(*args: torch.Tensor, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        accepted, following = right(*args, **options)
+        return torch.where(args[3] > 0, 0, accepted), following
+
+    monkeypatch.setattr(tree_acceptance, "verify_siblings", credulous)
+    (found,) = outputs(small, first_layers(small), [POLICIES["hot"]], draft_length=3, tree_nodes=7)
     assert p_value(found, exact(small, POLICIES["hot"])) < FALSE_ALARM
 
 

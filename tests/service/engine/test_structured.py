@@ -39,10 +39,17 @@ def spelled(target: Target) -> Spelling:
 
 
 def outputs(
-    target: Target, spelled: Spelling, policy: Policy, seeded: bool, draft_length: int, vocabulary: int | None = None
+    target: Target,
+    spelled: Spelling,
+    policy: Policy,
+    seeded: bool,
+    draft_length: int,
+    vocabulary: int | None = None,
+    nodes: int = 0,
 ) -> list[Client]:
     """Some prompts decoded together under the schema."""
-    with running(target, first_layers(target, 2, vocabulary), draft_length=draft_length, context=256) as engine:
+    config = {"draft_length": draft_length, "context": 256, "tree_nodes": nodes}
+    with running(target, first_layers(target, 2, vocabulary), **config) as engine:
         clients = [
             ask(
                 engine,
@@ -69,24 +76,24 @@ def check(text: str) -> None:
     assert value["deep"] == {"ok": True}
 
 
-@pytest.mark.parametrize("draft_length", [0, 4])
+@pytest.mark.parametrize(("draft_length", "nodes"), [(0, 0), (4, 0), (4, 12)], ids=["plain", "chain", "tree"])
 @pytest.mark.parametrize(("policy", "seeded"), POLICIES.values(), ids=POLICIES)
 def test_the_text_is_json_under_the_schema(
-    target: Target, spelled: Spelling, policy: Policy, seeded: bool, draft_length: int
+    target: Target, spelled: Spelling, policy: Policy, seeded: bool, draft_length: int, nodes: int
 ) -> None:
-    for client in outputs(target, spelled, policy, seeded, draft_length):
+    for client in outputs(target, spelled, policy, seeded, draft_length, nodes=nodes):
         check(client.text)
         assert client.last is not None
         assert client.last.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("vocabulary", [None, 100])
+@pytest.mark.parametrize(("vocabulary", "nodes"), [(None, 0), (100, 0), (None, 12)], ids=["whole", "reduced", "tree"])
 @pytest.mark.parametrize("name", ["greedy", "penalised", "seeded"])
 def test_drafts_leave_a_structured_output_as_it_is(
-    target: Target, spelled: Spelling, name: str, vocabulary: int | None
+    target: Target, spelled: Spelling, name: str, vocabulary: int | None, nodes: int
 ) -> None:
     plain = outputs(target, spelled, *POLICIES[name], draft_length=0)
-    drafted = outputs(target, spelled, *POLICIES[name], draft_length=4, vocabulary=vocabulary)
+    drafted = outputs(target, spelled, *POLICIES[name], draft_length=4, vocabulary=vocabulary, nodes=nodes)
     assert [client.tokens for client in drafted] == [client.tokens for client in plain]
     assert sum(len(client.usage.rounds) for client in drafted) > 0
     assert sum(r.accepted for client in drafted for r in client.usage.rounds) > 0

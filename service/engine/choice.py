@@ -1,0 +1,29 @@
+"""What the governor says of its decisions: to an operator (`redraft governor`), and to the metrics."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the governor does with rows of one class in a batch of one size, and why."""
+
+    workload: str
+    policy: str
+    batch: int
+    draft_length: int  # chosen; 0: plain
+    speculative: int  # the best draft length above 0
+    nodes: int  # tokens a row of that best one; more than its draft length: a tree
+    fixed: bool  # whether that tree has a form fitted to the workload, and is not grown by the drafter's confidence
+    lookup: bool  # whether n-gram matches go before the drafter's own proposals in it
+    survival: tuple[float, ...]  # P(at least j tokens accepted), j = 1..limit, of its kind
+    speculative_ms: float  # a round of that length
+    plain_ms: float  # a plain round
+    speculative_progress: float  # tokens a ms, all rows together
+    plain_progress: float
+    rounds: int
+    why: str
+
+    @property
+    def speed_up(self) -> float:
+        """Of speculating over plain decoding, as predicted."""
+        return self.speculative_progress / self.plain_progress

@@ -1,0 +1,60 @@
+"""N-gram proposals in the engine: a drafter without weights, and the recent outputs that it looks in.
+
+Its rounds are recorded under version 0. Outputs are taken in by a thread of their own as requests finish, so that no
+round waits for it; where they come faster, some are left out.
+"""
+
+from queue import Full, Queue
+from threading import Thread
+from typing import Literal
+
+import torch
+
+from adapter.drafters.ngram import Ngram
+from adapter.drafters.recent import Recent
+from adapter.target import Target
+from service.engine.generation import Generation
+from service.engine.residents import Resident
+
+Fallback = Literal["none", "ngram"]
+
+WAITING = 64  # outputs that wait to be taken in; further ones are left out
+
+
+class Ngrams:
+    """One for all lanes. `tokens` of recent outputs are kept, apart by workload; with 0 a row has but its own text."""
+
+    def __init__(self, target: Target, tokens: int) -> None:
+        self.recent = Recent(tokens, target.vocab_size) if tokens > 0 else None
+        self.resident = Resident(0, Ngram(target.vocab_size, torch.device(target.device), self.recent))
+        self._waiting: Queue[tuple[str, list[int]] | None] = Queue(WAITING)
+        self._thread: Thread | None = None
+        self.left_out = 0
+
+    def finished(self, generation: Generation) -> None:
+        """Take in an output, off the engine's thread."""
+        if self.recent is None:
+            return
+        try:
+            self._waiting.put_nowait((generation.workload, list(generation.output_ids)))
+        except Full:
+            self.left_out += 1
+        if self._thread is None:
+            self._thread = Thread(target=self._take_in, name="ngrams", daemon=True)
+            self._thread.start()
+
+    def drain(self) -> None:
+        """Wait until what has finished is taken in."""
+        self._waiting.join()
+
+    def stop(self) -> None:
+        """Take in what waits, and end the thread."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread = None
+
+    def _take_in(self) -> None:
+        assert self.recent is not None, "nothing is taken in without a place for it"
+        while (output := self._waiting.get()) is not None:
+            self.recent.insert(*output)
+            self._waiting.task_done()

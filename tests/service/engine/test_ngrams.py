@@ -1,0 +1,112 @@
+"""N-grams in the engine: in place of a drafter, before a learned one, and for sampled rows."""
+
+from threading import Thread
+
+import pytest
+import torch
+
+from adapter.drafters.ngram import Ngram
+from adapter.policy import Policy
+from adapter.target import Target
+from service.engine.engine import Engine
+from service.engine.ngrams import WAITING, Ngrams
+from tests.adapter.conditioned import first
+from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
+from tests.service.engine.small import LENGTH, PROMPT, exact, p_value, small_target
+from tests.service.engine.test_trees import row_of
+
+FALSE_ALARM = 1e-6
+
+
+def settled(engine: Engine) -> None:
+    assert engine._ngrams is not None
+    engine._ngrams.drain()
+
+
+@pytest.mark.parametrize("nodes", [0, 8], ids=["chain", "tree"])
+def test_as_the_fallback_they_speed_up_what_was_said_before(target: Target, nodes: int) -> None:
+    """The second time the whole output is known."""
+    prompt = random_prompt(target, 3)
+    with running(target, fallback="ngram", tree_nodes=nodes) as engine:
+        once = ask(engine, prompt, 40, workload="w")
+        assert once.wait() == ask(engine, prompt, 40, draft_length=0).wait()
+        settled(engine)
+        again = ask(engine, prompt, 40, workload="w")
+        assert again.wait() == once.wait()
+    accepted = [sum(r.accepted for r in client.usage.rounds) for client in (once, again)]
+    assert accepted[1] > 15
+    assert accepted[1] > accepted[0]
+    assert {r.version for r in again.usage.rounds} == {0}
+
+
+def test_by_default_nothing_stands_in_for_a_drafter(target: Target) -> None:
+    with running(target) as engine:
+        assert ask(engine, [5, 6, 7] * 8, 30).usage.rounds == ()
+
+
+def test_as_a_drafter_they_are_swapped_in_like_any_other(target: Target) -> None:
+    ngram = Ngram(target.vocab_size, torch.device("cpu"))
+    prompts = [random_prompt(target, seed, 6) * 3 for seed in range(4)]
+    with running(target, ngram, draft_length=4) as engine:
+        clients = [ask(engine, prompt, 60) for prompt in prompts]
+        for number, drafter in enumerate((first_layers(target), ngram, first(target, "eagle"), ngram), start=2):
+            engine.swap(number, drafter).result(timeout=30)
+        outputs = [client.wait() for client in clients]
+        assert engine.lanes.faults == 0
+    assert outputs == [plain_greedy(target, prompt, 60) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "medusa"])
+def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str) -> None:
+    """Rounds of the match are version 0's, and the others the drafter's; no token changes."""
+    drafter = first_layers(target, layers=1) if kind == "causal_lm" else first(target, kind)
+    prompts = [random_prompt(target, seed, 8) for seed in range(3)]
+    with running(target, drafter, ngram_first=True) as engine:
+        engine._pace._chosen = lambda rows, asked: engine._shapes.largest + 1  # type: ignore[method-assign]
+        before = [ask(engine, prompt, 40).wait() for prompt in prompts]
+        settled(engine)
+        clients = [ask(engine, prompt, 40) for prompt in prompts]
+        assert [client.wait() for client in clients] == before
+        rounds = [r for client in clients for r in client.usage.rounds]
+        assert engine.lanes.faults == 0
+    assert {r.version for r in rounds} == {0, 1}
+    looked_up = [r for r in rounds if r.version == 0]
+    assert sum(r.accepted for r in looked_up) > 0.9 * sum(r.proposed for r in looked_up)
+    assert before == [plain_greedy(target, prompt, 40) for prompt in prompts]
+
+
+@pytest.mark.parametrize("nodes", [0, 7], ids=["chain", "tree"])
+def test_sampled_rows_follow_the_targets_distribution(target: Target, nodes: int) -> None:
+    """2,000 outputs of four tokens, chi-squared at 1e-6; the prompts are repetitive, so that there are matches."""
+    small, policy = small_target(target), Policy(1.0)
+    with running(
+        small, fallback="ngram", slots=64, draft_length=3, context=16, waiting=3000, tree_nodes=nodes
+    ) as engine:
+        for _ in range(50):
+            ask(engine, PROMPT, LENGTH, policy).wait()
+        settled(engine)
+        clients = [ask(engine, PROMPT, LENGTH, policy) for _ in range(2000)]
+        outputs = [tuple(client.wait()) for client in clients]
+        rounds = [r for client in clients for r in client.usage.rounds]
+    assert p_value(outputs, exact(small, policy)) > FALSE_ALARM
+    assert len(rounds) > 0
+
+
+def test_where_they_fail_decoding_goes_on_without_them(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise RuntimeError("no n-grams today")
+
+    monkeypatch.setattr(Ngram, "propose", broken)
+    prompt = random_prompt(target, 3)
+    with running(target, fallback="ngram") as engine:
+        assert ask(engine, prompt, 20).wait() == ask(engine, prompt, 20).wait()
+        assert engine.lanes.faults == 1
+
+
+def test_outputs_that_come_too_fast_are_left_out_and_counted(target: Target) -> None:
+    ngrams = Ngrams(target, 1024)
+    ngrams._thread = Thread()  # one that takes nothing in
+    row = row_of(target, [5, 6])
+    for _ in range(WAITING + 7):
+        ngrams.finished(row.generation)
+    assert ngrams.left_out == 7
