@@ -13,7 +13,7 @@ from torch import Tensor
 
 from storage.records import TeacherRows
 
-SMALL = -7.0  # log of a mass of a thousandth
+SMALL = -10.0  # log of a mass under which 1 minus the rest is off by more than some percent
 
 
 def teacher_rows(positions: Sequence[int], logits: Tensor, top_k: int) -> TeacherRows:

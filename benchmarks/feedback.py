@@ -37,14 +37,18 @@ class FeedbackSettings:
 
 @dataclass(frozen=True)
 class FeedbackRow:
-    """Tokens per second at one batch size. The ratio is of the medians; below 1, feedback costs something."""
+    """Tokens per second at one batch size; a ratio below 1: feedback costs something.
+
+    Runs with and without take turns: of each pair of neighbours the machine's slow hours hit both.
+    """
 
     batch: int
     on: tuple[float, ...]
     off: tuple[float, ...]
     tokens_per_second_on: float
     tokens_per_second_off: float
-    ratio: float
+    ratio: float  # of the medians
+    paired_ratio: float  # median of the ratios of neighbours
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,8 @@ def _row(
         recording.close()
     with_it, without = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
     speed_on, speed_off = median(with_it), median(without)
-    return FeedbackRow(config.slots, with_it, without, speed_on, speed_off, speed_on / speed_off)
+    paired = median(on / off for on, off in pairs)
+    return FeedbackRow(config.slots, with_it, without, speed_on, speed_off, speed_on / speed_off, paired)
 
 
 def _pair(arm: EngineArm, recording: Recording, play: Play, on_first: bool) -> tuple[float, float]:

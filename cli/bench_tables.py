@@ -60,14 +60,15 @@ def _same(row: "Row") -> str:
 
 
 def show_feedback(rows: "Sequence[FeedbackRow]") -> None:
-    columns = ("batch", "tokens/s with feedback", "without", "ratio", "lost")
+    columns = ("batch", "tokens/s with feedback", "without", "ratio", "of neighbours", "lost")
     lines = [
         (
             str(row.batch),
             figure(row.tokens_per_second_on, 1),
             figure(row.tokens_per_second_off, 1),
             figure(row.ratio, 4),
-            f"{100 * (1 - row.ratio):.1f} %",
+            figure(row.paired_ratio, 4),
+            f"{100 * (1 - row.paired_ratio):.1f} %",
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from adapter.teacher import top_rows
 from service.engine.generation import Generation, TeacherRow
 
-HELD = 32  # rows: a few MB
+HELD = 16  # rows: more of them fall out of the processor's caches
 
 
 class Teaching:

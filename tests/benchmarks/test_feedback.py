@@ -27,6 +27,8 @@ def test_both_arms_are_measured_in_turn_and_only_one_writes(
         assert len(row.on) == len(row.off) == 3
         assert min(*row.on, *row.off) > 0
         assert row.ratio == pytest.approx(sorted(row.on)[1] / sorted(row.off)[1])
+        neighbours = sorted(on / off for on, off in zip(row.on, row.off, strict=True))
+        assert row.paired_ratio == pytest.approx(neighbours[1])
     assert [row["batch"] for row in json.loads(json.dumps(report.as_json()))["rows"]] == [1, 2]
     with valkey.client() as client:
         assert sum(client.xlen(key) for key in client.keys("*") if client.type(key) == b"stream") == 2 * 4 * 4
