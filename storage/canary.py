@@ -5,15 +5,11 @@ each one transaction with its event, audit row, message and the end of the watch
 recalls it, and none but an operator's is made while it is out: so the live version it is judged against stays.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from storage import lookup, marks, pointer, quarantine, watches
-from storage.database import transaction
-from storage.jobs import Lease, hold
+from storage.jobs import Lease, writing
 from storage.pointer import CanaryOut, PointerMoved
 from storage.tables import PointerRow, VersionRow
 from storage.views import Pointer, Version
@@ -35,7 +31,7 @@ class Canaries:
         """
         if not 0.0 < share <= MOST:
             raise ValueError(f"a canary's share lies above 0 and up to {MOST}, not {share}")
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             version = session.get_one(VersionRow, candidate.id)
             points = pointer.lock(session, version.drafter_id)
             if version.id not in (points.live_id, points.canary_id):
@@ -50,7 +46,7 @@ class Canaries:
         self, canary: Version, expecting: Version, state: str, actor: str, reason: str, holdback: float = 0.0
     ) -> Pointer:
         """Make the canary live, for what its watch found ("safe" or "ended"); a no-op where it is out no more."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             version = session.get_one(VersionRow, canary.id)
             points = pointer.lock(session, version.drafter_id)
             if points.canary_id == version.id and points.live_id == expecting.id:
@@ -61,19 +57,12 @@ class Canaries:
 
     def recall(self, canary: Version, state: str, actor: str, reason: str) -> Pointer:
         """End the canary without a promotion and without blame; a no-op where it is out no more."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             version = session.get_one(VersionRow, canary.id)
             points = pointer.lock(session, version.drafter_id)
             if points.canary_id == version.id:
                 pointer.recall(session, points, state, actor, reason)
             return lookup.pointer_of(session, version.drafter_id)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        with transaction(self.engine) as session:
-            if self.lease is not None:
-                hold(session, self.lease)
-            yield session
 
 
 def _check(session: Session, points: PointerRow, version: VersionRow, expecting: Version) -> None:

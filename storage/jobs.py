@@ -5,6 +5,8 @@ job and the sweeper rings again. Every later write of a holder passes `hold`, wh
 overtaken. All times are the database's.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -49,6 +51,15 @@ def hold(session: Session, lease: Lease) -> None:
     touched = session.execute(held.values(touched_at=now(session)).returning(JobRow.id))
     if touched.scalar_one_or_none() is None:
         raise LeaseLost(f"job {lease.job_id} is no longer held under fence {lease.fence}")
+
+
+@contextmanager
+def writing(engine: Engine, lease: Lease | None) -> Iterator[Session]:
+    """A transaction that, with a lease, first checks that the job is still ours."""
+    with transaction(engine) as session:
+        if lease is not None:
+            hold(session, lease)
+        yield session
 
 
 class Jobs:

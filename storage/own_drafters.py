@@ -102,16 +102,10 @@ def _live(session: Session, drafter: str) -> VersionRow:
 
 def _copy(session: Session, parent: VersionRow, name: str, actor: str) -> DrafterRow:
     """A drafter like the parent's, whose version 1 is the parent's weights."""
-    like, moment = parent.drafter, now(session)
+    like = parent.drafter
     made = DrafterRow(
         name=name, kind=like.kind, target_fingerprint=like.target_fingerprint,
-        tokenizer_fingerprint=like.tokenizer_fingerprint, config=like.config, created_at=moment,
+        tokenizer_fingerprint=like.tokenizer_fingerprint, config=like.config, created_at=now(session),
     )  # fmt: skip
-    first = VersionRow(
-        drafter=made, number=1, parent=parent, weights_sha256=parent.weights_sha256, size_bytes=parent.size_bytes,
-        created_at=moment,
-    )  # fmt: skip
-    session.add(first)
-    session.flush()
-    pointer.start(session, first, actor)
+    pointer.start(session, made, parent.weights_sha256, parent.size_bytes, actor, parent)
     return made

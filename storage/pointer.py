@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from storage import audit, outbox, watches
 from storage.database import now
-from storage.tables import EventRow, IntervalRow, PointerRow, VersionRow
+from storage.tables import DrafterRow, EventRow, IntervalRow, PointerRow, VersionRow
 
 State = dict[str, Any]  # what the audit row says of the pointer
 
@@ -29,10 +29,24 @@ def lock(session: Session, drafter_id: int) -> PointerRow:
     return session.scalars(select(PointerRow).where(PointerRow.drafter_id == drafter_id).with_for_update()).one()
 
 
-def start(session: Session, first: VersionRow, actor: str) -> None:
-    """Point a new drafter at its first version, as generation 1."""
+def start(
+    session: Session,
+    drafter: DrafterRow,
+    weights_sha256: str,
+    size_bytes: int,
+    actor: str,
+    parent: VersionRow | None = None,
+) -> VersionRow:
+    """Give a new drafter its version 1, which may descend from another drafter's, and point at it as generation 1."""
+    first = VersionRow(
+        drafter=drafter, number=1, parent=parent, weights_sha256=weights_sha256, size_bytes=size_bytes,
+        created_at=drafter.created_at,
+    )  # fmt: skip
+    session.add(first)
+    session.flush()
     session.add(PointerRow(drafter_id=first.drafter_id, live_id=first.id, generation=1))
-    _tell(session, "init", None, first, 1, actor, f"drafter {first.drafter.name} was made")
+    _tell(session, "init", None, first, 1, actor, f"drafter {drafter.name} was made")
+    return first
 
 
 def make_live(

@@ -4,18 +4,15 @@ Serving reads `pointer`; the trainer adds candidates, records the gate's answers
 promotes and rolls back. With a `lease` every write first checks that the job is still ours (`storage/jobs`).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, select
-from sqlalchemy.orm import Session
 
 from storage import audit, lineage, lookup, marks, pointer, quarantine, routes
-from storage.database import exclusive, now, reading, transaction
+from storage.database import exclusive, now, reading
 from storage.decisions import Decision, Evaluation, TrainingReport
-from storage.jobs import Lease, hold
+from storage.jobs import Lease, writing
 from storage.lookup import UnknownDrafter, UnknownVersion
 from storage.marks import VersionRefused
 from storage.pointer import CanaryOut, PointerMoved
@@ -70,26 +67,15 @@ class Registry:
         actor: str,
     ) -> Version:
         """A drafter with version 1, live as generation 1; raises `DrafterExists`."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             exclusive(session, NAMES_LOCK)
             if session.scalar(select(DrafterRow.id).where(DrafterRow.name == name)) is not None:
                 raise DrafterExists(f"there is a drafter {name!r} already: choose another name")
-            moment = now(session)
             drafter = DrafterRow(
                 name=name, kind=kind, target_fingerprint=target_fingerprint,
-                tokenizer_fingerprint=tokenizer_fingerprint, config=config, created_at=moment,
+                tokenizer_fingerprint=tokenizer_fingerprint, config=config, created_at=now(session),
             )  # fmt: skip
-            first = VersionRow(
-                drafter=drafter,
-                number=1,
-                weights_sha256=weights_sha256,
-                size_bytes=size_bytes,
-                created_at=moment,
-            )
-            session.add(first)
-            session.flush()
-            pointer.start(session, first, actor)
-            return version_view(first)
+            return version_view(pointer.start(session, drafter, weights_sha256, size_bytes, actor))
 
     def drafter(self, name: str) -> Drafter:
         """The drafter of this name, retired or not; raises `UnknownDrafter`."""
@@ -121,7 +107,7 @@ class Registry:
 
     def retire_drafter(self, name: str, actor: str) -> None:
         """Take the drafter out of every list that is chosen from; its versions and history are kept."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             row = lookup.drafter_row(session, name)
             if row.retired_at is None:
                 routes.forget(session, row, actor, f"drafter {name} was retired")
@@ -170,7 +156,7 @@ class Registry:
         self, parent: Version, weights_sha256: str, size_bytes: int, window_id: int, training: TrainingReport
     ) -> Version:
         """The next version; the one that is there already where (parent, window) was trained before."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             drafter = lookup.drafter_row(session, parent.drafter, lock=True)
             made = lookup.made_from(session, window_id, parent.id)
             if made is not None:
@@ -187,12 +173,12 @@ class Registry:
             return version_view(row)
 
     def record_training_failure(self, parent: Version, window_id: int, training: TrainingReport) -> None:
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             lineage.add_training(session, parent.id, window_id, None, training)
 
     def record(self, candidate: Version, evaluation: Evaluation, decision: Decision) -> None:
         """Keep the gate's answer; a second one for the same candidate changes nothing."""
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             row = session.get_one(VersionRow, candidate.id)
             assert row.parent_id is not None, "a candidate has a parent"
             lineage.add_evaluation(session, row.id, row.parent_id, evaluation, decision)
@@ -215,7 +201,7 @@ class Registry:
         """
         if candidate.drafter != expecting.drafter:
             raise WrongDrafter(f"a version of {candidate.drafter} cannot replace one of {expecting.drafter}")
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             to = lookup.version_row(session, candidate.drafter, candidate.number)
             points = pointer.lock(session, to.drafter_id)
             if points.live_id != to.id:
@@ -235,7 +221,7 @@ class Registry:
         A previous version that cannot be served any more is passed over for the one that was live before it. While a
         canary is out, going back by default is to recall that, as it was deployed last; the live version stays.
         """
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             points = pointer.lock(session, lookup.drafter_row(session, drafter).id)
             live = session.get_one(VersionRow, points.live_id)
             if to is None and points.canary_id is not None:
@@ -258,7 +244,7 @@ class Registry:
         Several servers and the worker may find the same: the first one moves the pointer, for the others nothing
         happens. Without an earlier version that can be served the pointer stays, and only the quarantine is set.
         """
-        with self._writing() as session:
+        with writing(self.engine, self.lease) as session:
             row = session.get_one(VersionRow, version.id)
             points = pointer.lock(session, row.drafter_id)
             if points.live_id == row.id:
@@ -285,13 +271,6 @@ class Registry:
         """The version that was live at `when` (aware); None before the drafter was made."""
         with reading(self.engine) as session:
             return lookup.live_at(session, lookup.drafter_row(session, drafter).id, when)
-
-    @contextmanager
-    def _writing(self) -> Iterator[Session]:
-        with transaction(self.engine) as session:
-            if self.lease is not None:
-                hold(session, self.lease)
-            yield session
 
 
 def _fitting(drafter: Drafter, target_fingerprint: str | None) -> Drafter:

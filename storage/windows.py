@@ -13,8 +13,8 @@ from sqlalchemy import Engine, func, insert, select
 from sqlalchemy.orm import Session
 
 from storage import drift, lookup
-from storage.database import now, reading, transaction
-from storage.jobs import Lease, hold
+from storage.database import now, reading
+from storage.jobs import Lease, writing
 from storage.records import FeedbackRecord
 from storage.tables import DrafterRow, PurgeRow, WindowRecordRow, WindowRow
 from storage.weights import WeightsStore
@@ -73,9 +73,7 @@ class Windows:
         What a purge of its tenant should have deleted, but came in later, is dropped here. `cause` says why the
         update started, `left_out` how many records each guard kept out; drift alarms that waited become its own.
         """
-        with transaction(self.engine) as session:
-            if lease is not None:
-                hold(session, lease)
+        with writing(self.engine, lease) as session:
             owner = lookup.drafter_row(session, drafter, lock=True)
             if (waiting := _open_row(session, owner.id)) is not None:
                 raise WindowOpen(f"window {waiting.id} of {drafter} is open: decide it first")
@@ -95,9 +93,7 @@ class Windows:
 
     def close(self, window: Window, outcome: str, lease: Lease | None = None) -> None:
         """The window is decided: "promoted", "refused", "failed". Closing it again changes nothing."""
-        with transaction(self.engine) as session:
-            if lease is not None:
-                hold(session, lease)
+        with writing(self.engine, lease) as session:
             row = session.get_one(WindowRow, window.id)
             if row.state == "open":
                 row.state, row.outcome, row.closed_at = "closed", outcome, now(session)
