@@ -30,6 +30,7 @@ from storage.config import setting
 from storage.records import FeedbackRecord, TeacherRows
 
 Places = npt.NDArray[np.int64]
+WHOLE = 2**31  # tokens of a prompt: all of them
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,14 @@ def rescore(
         with pace.work():
             found = scorer.score(group)
         yield from found
+
+
+def hidden_states(
+    target: Target, records: Sequence[FeedbackRecord], taps: tuple[int, ...], max_context: int = WHOLE
+) -> dict[str, Tensor]:
+    """The target's states [n, F] of the usable records, by record id; empty, and nothing is read, without taps."""
+    read = rescore(target, records, taps, max_context=max_context) if taps else ()
+    return {one.record.record_id: one.hidden for one in read if one.hidden is not None}
 
 
 def wanted(record: FeedbackRecord, rows: Positions) -> Places:

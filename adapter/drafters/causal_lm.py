@@ -134,11 +134,6 @@ class CausalLM(LearntDrafter):
         """The final hidden states, once: what it says at depth j of an index is its next token j indices later."""
         yield self.hidden(tokens, positions)
 
-    def logits(self, state: Tensor, depth: int = 0) -> Tensor:
-        """Hidden states [..., H] to logits [..., V_d] over the draft vocabulary."""
-        logits: Tensor = self.head(state)
-        return logits
-
     def propose(self, memory: KeyValues | None, rows: list[DraftRow], shape: Shape) -> Proposal:
         """A proposal for each row; row i of the batch owns slot i of `memory`."""
         assert memory is not None, "a language model reads from a memory"

@@ -53,11 +53,6 @@ class Eagle(LayerDrafter):
         fused: Tensor = self.fuse(torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], -1))
         return fused
 
-    def logits(self, state: Tensor, depth: int = 0) -> Tensor:
-        """States [..., H] to logits [..., V_d]; the same at every depth."""
-        logits: Tensor = self.head(state)
-        return logits
-
     def fresh(self) -> "Eagle":
         return Eagle(self.config, self.shared)
 

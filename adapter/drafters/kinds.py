@@ -15,6 +15,7 @@ from adapter.drafters.mtp import Mtp
 from adapter.drafters.shared import Shared
 from adapter.drafters.streaming import Streaming, StreamingConfig
 from adapter.taps import Taps
+from adapter.target import EMBEDDINGS
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,11 @@ def _causal_lm(config: Config, shared: Shared, tensors: Mapping[str, Tensor]) ->
     stored = CausalLMConfig.from_dict(config)
     if stored.shares_embedding:
         return CausalLM(stored, shared.embedding)
-    own = [tensor for name, tensor in tensors.items() if name.endswith(OWN_EMBEDDINGS)]
+    own = [tensor for name, tensor in tensors.items() if name.endswith(EMBEDDINGS)]
     if not own:
         raise DrafterRefused("missing tensors: the input embedding of a checkpoint of its own")
     return CausalLM(stored, own[0].to(dtype=shared.embedding.dtype, device=shared.embedding.device, copy=True))
 
-
-OWN_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight")  # as decoders call them
 
 KINDS = {
     "causal_lm": Kind(

@@ -24,6 +24,7 @@ from adapter.drafters.decoders import decoder_around, embedding_name, full_layer
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Level, Proposal, Shape
 from adapter.drafters.shared import Shared
+from adapter.masks import additive
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class LayerConfig:
 
 
 class LayerDrafter(LearntDrafter):
-    """The layer and how it runs; `features` and `logits` are the kind's."""
+    """The layer and how it runs; `features` and the head are the kind's."""
 
     config: LayerConfig
 
@@ -189,5 +190,4 @@ class _Unrolling:
         verified = (back >= depth)[None] & same & ~self._first[:, None, :]
         own = [(back == depth - d)[None].expand_as(verified) for d in range(1, depth + 1)]
         seen = torch.cat([verified | itself if depth == 0 else verified, *own], dim=-1)
-        mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device)
-        return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)[:, None]
+        return additive(seen, self._dtype)

@@ -42,6 +42,7 @@ class LearntDrafter(nn.Module):
     depth_decay: float = 1.0  # in the loss, depth j weighs depth_decay ** j
     decoder: Any
     config: DrafterConfig
+    head: nn.Linear  # over the draft vocabulary, of kinds that have one
     draft_to_target: Tensor  # int64 [V_d], part of a version
     target_to_draft: Tensor  # int64 [V]; -1 for the tokens that the drafter never proposes
 
@@ -60,7 +61,7 @@ class LearntDrafter(nn.Module):
 
     @abstractmethod
     def propose(self, memory: KeyValues | None, rows: list[DraftRow], shape: Shape) -> Proposal:
-        """As `Drafter` has it; so are the next three."""
+        """As `Drafter` has it; so are the next two."""
 
     @abstractmethod
     def follow(self, memory: KeyValues | None, rows: list[FollowRow], hidden: Tensor) -> Tensor: ...
@@ -70,8 +71,10 @@ class LearntDrafter(nn.Module):
         self, tokens: Tensor, hidden: Tensor | None, positions: Tensor | None, depth: int
     ) -> Iterator[Tensor]: ...
 
-    @abstractmethod
-    def logits(self, state: Tensor, depth: int = 0) -> Tensor: ...
+    def logits(self, state: Tensor, depth: int = 0) -> Tensor:
+        """States [..., H] to logits [..., V_d]; the same at every depth, where a kind has one head."""
+        logits: Tensor = self.head(state)
+        return logits
 
     @abstractmethod
     def fresh(self) -> Self:

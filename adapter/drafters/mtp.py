@@ -39,11 +39,6 @@ class Mtp(LayerDrafter):
         """The last hidden states as they are."""
         return hidden
 
-    def logits(self, state: Tensor, depth: int = 0) -> Tensor:
-        """States [..., H] to logits [..., V_d]; the same at every depth."""
-        logits: Tensor = self.head(state)
-        return logits
-
     def fresh(self) -> "Mtp":
         return Mtp(self.config, self.shared)
 

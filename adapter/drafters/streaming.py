@@ -36,6 +36,7 @@ from adapter.drafters.decoders import decoder_around, embedding_name, full_layer
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Proposal, Shape
 from adapter.drafters.shared import Shared
+from adapter.masks import additive
 from adapter.taps import FINAL, Taps
 
 TRIED = 8  # tokens on which the shared layers are compared with the target's own
@@ -176,11 +177,6 @@ class Streaming(LearntDrafter):
             mask = _mask(positions, j, self.dtype)
             yield shifted(self.read(streams[..., j, :], positions + 1 + j, mask, memory), 1)
 
-    def logits(self, state: Tensor, depth: int = 0) -> Tensor:
-        """States [..., H] to logits [..., V_d]; the same at every depth."""
-        logits: Tensor = self.head(state)
-        return logits
-
     def fresh(self) -> "Streaming":
         return Streaming(self.config, self.shared)
 
@@ -249,6 +245,4 @@ def _mask(positions: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
     past = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()
     main = past & (text[:, :, None] == text[:, None, :])
     own = torch.eye(n, dtype=torch.bool, device=positions.device).expand_as(main)
-    seen = torch.cat([main, *[own] * (depth + 1)], dim=-1)
-    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+    return additive(torch.cat([main, *[own] * (depth + 1)], dim=-1), dtype)

@@ -17,7 +17,7 @@ from service.engine.choice import Choice
 from service.engine.costs import Costs, Played, bucket
 from service.engine.fit import Size
 from service.engine.probes import Plan, Probes
-from service.engine.shapes import Forms
+from service.engine.shapes import Forms, shape_of
 from service.engine.survival import RowClass
 from storage.config import setting
 
@@ -221,7 +221,7 @@ class Governor:
         batch = Batch(seen.batch, seen.sampled, {row_class: seen.batch})
         progress = self._progress(batch, self._survival.expected)
         speculative = max(range(1, self._choices), key=progress.__getitem__)
-        shape = Shape.chain(speculative) if speculative <= self._limit else self._further[speculative - self._limit - 1]
+        shape = shape_of(speculative, self._limit, self._further)
         speed_up = progress[speculative] / progress[0]
         return Choice(
             workload=row_class.workload,

@@ -9,7 +9,7 @@ from torch import Tensor
 from adapter.drafters.ngram import Ngram
 from adapter.drafters.protocol import DraftRow, Proposal, Shape
 from adapter.target import Target
-from service.engine.following import turn_to
+from service.engine.following import has_taps, turn_to
 from service.engine.generation import Row
 from service.engine.residents import Resident, blamed
 
@@ -72,7 +72,7 @@ def _draft_row(row: Row, length: int, remembered: bool) -> DraftRow:
 
 def remembers(resident: Resident) -> bool:
     """Whether a drafter keeps anything of a row from round to round."""
-    return resident.drafter is not None and (resident.slots is not None or bool(resident.drafter.taps))
+    return resident.slots is not None or has_taps(resident)
 
 
 def looked_up(

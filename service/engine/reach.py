@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adapter.drafters.protocol import Branches
+from adapter.masks import additive
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -32,8 +33,7 @@ class Reach:
     ) -> Tensor | dict[str, Tensor]:
         """Of tokens at positions [B, n], over places 0 to `end`: additive [B, 1, n, end], 0 where they may attend.
 
-        bases [B]: places before it hold nothing. Additive and not boolean, since every layer would turn a boolean
-        one into this.
+        bases [B]: places before it hold nothing.
         """
         places = torch.arange(end, device=self._device)
         if branches is None:
@@ -43,15 +43,11 @@ class Reach:
             distance, allowed = _in_tree(positions, places, branches)
         if bases is not None:
             allowed = allowed & (places >= bases[:, None])[:, None]
-        full = self._additive(allowed)
+        full = additive(allowed, self._dtype)
         if self._window is None or (self._kinds and SLIDING not in self._kinds):
             return full
-        sliding = full if end <= self._window else self._additive(allowed & (distance < self._window))
+        sliding = full if end <= self._window else additive(allowed & (distance < self._window), self._dtype)
         return {FULL: full, SLIDING: sliding} if self._kinds else sliding
-
-    def _additive(self, allowed: Tensor) -> Tensor:
-        mask = torch.zeros(allowed.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(~allowed, torch.finfo(self._dtype).min)[:, None]
 
 
 def _in_tree(positions: Tensor, places: Tensor, branches: Branches) -> tuple[Tensor, Tensor]:

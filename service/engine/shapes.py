@@ -12,6 +12,11 @@ BRANCHES = 4  # nodes that a tree goes on from at each depth, and children of ea
 SMALLEST = 8  # nodes of the smallest tree that is tried, where larger ones may be
 
 
+def shape_of(choice: int, longest: int, further: Sequence[Shape]) -> Shape:
+    """A chain up to the longest one, and then what there is further."""
+    return Shape.chain(choice) if choice <= longest else further[choice - longest - 1]
+
+
 @dataclass(frozen=True)
 class Shapes:
     """Chains of up to `longest` tokens, and trees, from the smallest to the largest."""
@@ -51,7 +56,7 @@ class Shapes:
         return replace(tree, form=ranks.form(rows, tree.nodes))
 
     def shape(self, choice: int) -> Shape:
-        return Shape.chain(choice) if choice <= self.longest else self.further[choice - self.longest - 1]
+        return shape_of(choice, self.longest, self.further)
 
     def looks_up(self, choice: int) -> bool:
         """Whether n-gram matches go first."""

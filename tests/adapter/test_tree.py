@@ -12,18 +12,9 @@ from adapter.sampling import Sampler
 from adapter.target import Target
 from service.engine import attention
 from service.engine.slots import Slots
+from tests.adapter.proposals import NEVER, POLICIES, PROMPTS, every_third
 from tests.adapter.slow_sampling import Floats, distribution
 
-NEVER = -1e30
-PENALISED = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "logit_bias": ((9, 2.0), (12, 1.0))}
-POLICIES = [
-    Policy(1.0),
-    Policy(0.0),
-    Policy(1.5, top_k=20, top_p=0.9),
-    Policy(1.2, **PENALISED),  # type: ignore[arg-type]
-    Policy(0.0, **PENALISED),  # type: ignore[arg-type]
-]
-PROMPTS = [[5, 9, 31], [8], [40, 41, 42, 43, 44], [9, 9, 12], [7, 30]]
 GROWN = Shape(depth=4, nodes=12, branches=3)
 FORM = (-1, -1, -1, 0, 0, 1, 3, 3, 5, 6)
 FIXED = Shape(depth=4, nodes=10, branches=3, form=FORM)
@@ -31,9 +22,7 @@ FIXED = Shape(depth=4, nodes=10, branches=3, form=FORM)
 
 @pytest.fixture(scope="module")
 def drafter(target: Target) -> CausalLM:
-    """Over every third token, in no order."""
-    tokens = torch.randperm(107, generator=torch.Generator().manual_seed(1)) * 3
-    return CausalLM.from_target(target.model, 2, tokens[tokens < target.vocab_size])
+    return every_third(target)
 
 
 def propose(drafter: CausalLM, samplers: list[Sampler], shape: Shape, lengths: list[int] | None = None) -> Proposal:
