@@ -24,6 +24,7 @@ from service.live import LiveConfig, LiveFollower
 from service.metrics import Metrics
 from service.placing import Offer
 from service.recording import SOURCE, Origin, record_of
+from storage.announcements import Announcements
 from storage.config import StorageConfig
 from storage.registry import Drafter, Registry, UnknownDrafter, Version
 from storage.routes import Routes
@@ -122,8 +123,13 @@ class Attachment:
             attached.close()
 
     def _run(self, engine: Engine) -> None:
-        while not self._closing.wait(self._live.live_poll_seconds if DEFAULT in self._lanes else LOOK_SECONDS):
-            self._look(engine)
+        heard = Announcements(self._storage.stream_url, target=self._target.files.fingerprint)
+        while not self._closing.is_set():
+            poll = self._live.live_poll_seconds if DEFAULT in self._lanes else LOOK_SECONDS
+            heard.listen(poll, self._closing.is_set)
+            if not self._closing.is_set():
+                self._look(engine)
+        heard.close()
 
     def _look(self, engine: Engine) -> None:
         """For the default drafter where there is none yet, and for a change of the routes."""

@@ -26,7 +26,6 @@ from storage.servers import Servers
 
 BEAT_SECONDS = 5.0  # a server unheard of for 15 s counts as gone
 FIRST_RETRY, LONGEST_RETRY = 1.0, 30.0
-SLICE = 0.2  # seconds; how soon `close` is noticed
 
 log = structlog.get_logger()
 
@@ -140,10 +139,9 @@ class LiveFollower(Generic[D]):
 
     def _wait(self) -> None:
         """Until an announcement, the next poll, or the end."""
-        deadline = time.monotonic() + self.config.live_poll_seconds
-        while not self._closing.is_set() and (left := deadline - time.monotonic()) > 0:
-            if self._announcements.wait(min(left, SLICE)) or self._unsaid() is not None:
-                return
+        self._announcements.listen(
+            self.config.live_poll_seconds, lambda: self._closing.is_set() or self._unsaid() is not None
+        )
 
     def _unsaid(self) -> Broken | None:
         """What the engine went back from and the registry does not know yet, when it is time to say so."""

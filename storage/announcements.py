@@ -5,6 +5,7 @@ costs one look at them.
 """
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import redis
@@ -16,6 +17,7 @@ from storage.redis_clients import hot
 
 POINTER_CHANNEL = "redraft:pointer"
 RECONNECT_SECONDS = 1.0
+SLICE = 0.2  # seconds; how soon the end of listening is noticed
 
 
 class PointerMoved(msgspec.Struct, frozen=True):
@@ -53,12 +55,12 @@ def announce_pending(engine: Engine, client: redis.Redis) -> None:
 
 
 class Announcements:
-    """One drafter's announcements, and those of its target's routes where `target` (its fingerprint) is given.
+    """The announcements of a drafter, and of the routes of a target (its fingerprint); "": of none.
 
     While Redis is away, `wait` just waits and tries to subscribe again.
     """
 
-    def __init__(self, url: str, drafter: str, target: str = "") -> None:
+    def __init__(self, url: str, drafter: str = "", target: str = "") -> None:
         self.drafter, self.target = drafter, target
         self._client = hot(url)
         self._subscription: PubSub | None = None
@@ -78,6 +80,13 @@ class Announcements:
             except redis.RedisError:
                 self._lost()
         return False
+
+    def listen(self, seconds: float, ended: Callable[[], bool]) -> None:
+        """Wait until a message concerns us or it is `ended`, which is asked all the while, but no longer than that."""
+        deadline = time.monotonic() + seconds
+        while not ended() and (left := deadline - time.monotonic()) > 0:
+            if self.wait(min(left, SLICE)):
+                return
 
     def close(self) -> None:
         if self._subscription is not None:

@@ -89,3 +89,13 @@ def test_a_cut_connection_is_made_again(
     listener.wait(0.3)
     announce(valkey.client(), "chat", 2)
     assert listener.wait(5)
+
+
+def test_listening_ends_with_a_message_or_when_it_is_told_to(valkey: ValkeyServer, listener: Announcements) -> None:
+    ended = threading.Event()
+    threading.Timer(0.1, announce, (valkey.client(), "chat", 2)).start()
+    began = time.monotonic()
+    listener.listen(10, ended.is_set)
+    threading.Timer(0.1, ended.set).start()
+    listener.listen(10, ended.is_set)
+    assert time.monotonic() - began < 4
