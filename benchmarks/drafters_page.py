@@ -1,6 +1,6 @@
 """A report on drafters as one HTML file that needs nothing else: plots inline, then the table, then what words mean."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -8,27 +8,23 @@ from typing import Any
 from benchmarks.drafters import DraftersReport
 from benchmarks.drafters_plots import plots
 from benchmarks.drafters_rows import Best, meanings
-from benchmarks.page import STYLE
+from benchmarks.page import document, machine_line, shown, words
 
 
 def page(report: DraftersReport) -> str:
     """The whole document."""
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>redraft bench drafters</title>',
-            f"<style>{STYLE}</style></head><body><h1>redraft bench drafters</h1>",
-            *(f"<p>{escape(line)}</p>" for line in _settings(report)),
-            f"<ul>{''.join(f'<li>{escape(told(best))}</li>' for best in report.best)}</ul>",
-            *(f"<h2>{escape(title)}</h2>{svg}" for title, svg in plots(report.rows).items()),
-            "<h2>All figures</h2>",
-            _table([asdict(row) for row in report.rows]),
-            "<h2>Plain decoding</h2>",
-            _table([asdict(row) for row in report.plain]),
-            "<h2>What the words mean</h2>",
-            _words(meanings()),
-            "</body></html>\n",
-        ]
-    )
+    parts = [
+        *(f"<p>{escape(line)}</p>" for line in _settings(report)),
+        f"<ul>{''.join(f'<li>{escape(told(best))}</li>' for best in report.best)}</ul>",
+        *(f"<h2>{escape(title)}</h2>{svg}" for title, svg in plots(report.rows).items()),
+        "<h2>All figures</h2>",
+        _table([asdict(row) for row in report.rows]),
+        "<h2>Plain decoding</h2>",
+        _table([asdict(row) for row in report.plain]),
+        "<h2>What the words mean</h2>",
+        words(meanings()),
+    ]
+    return document("redraft bench drafters", parts)
 
 
 def told(best: Best) -> str:
@@ -41,11 +37,8 @@ def told(best: Best) -> str:
 
 
 def _settings(report: DraftersReport) -> Iterator[str]:
-    machine, settings, learning = report.machine, report.settings, report.learning
-    yield (
-        f"{machine.target} in {machine.dtype} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, "
-        f"torch {machine.torch}, transformers {machine.transformers}"
-    )
+    settings, learning = report.settings, report.learning
+    yield machine_line(report.machine)
     trees = f"trees of at most {settings.nodes} tokens" if settings.nodes else "no trees"
     yield (
         f"k {settings.draft_length}, {trees}, batch {settings.batch}; {settings.traffic.held_out} unseen prompts of a "
@@ -63,19 +56,5 @@ def _settings(report: DraftersReport) -> Iterator[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{escape(_shown(v))}</td>' for v in row.values())}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(shown(v))}</td>' for v in row.values())}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _words(found: Mapping[str, str]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(word)}</dt><dd>{escape(text)}</dd>' for word, text in found.items())}</dl>"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, tuple | list):
-        return " ".join(f"{item:.2f}" for item in value)
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-    return str(value)

@@ -10,7 +10,6 @@ from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from adapter.acceptance import Acceptance
 from adapter.distil import DistilConfig, Lesson, distil
@@ -22,7 +21,7 @@ from adapter.drafters.recent import Recent
 from adapter.drafters.shared import Shared
 from adapter.policy import Policy
 from adapter.replay import matches_by_depth, rounds
-from adapter.rescore import rescore
+from adapter.rescore import hidden_states
 from adapter.sampling import Sampler
 from adapter.target import Target
 from benchmarks.machine import peak_memory
@@ -30,7 +29,6 @@ from service.engine.warming import warm_up
 from storage.records import FeedbackRecord
 
 NGRAM = Ngram.kind
-WHOLE = 2**31  # tokens of a prompt: all of them, so that replay is what serving does
 GREEDY = Policy(temperature=0.0)
 
 
@@ -90,7 +88,7 @@ def taught(
     first = make()
     with peak_memory() as peak:
         began = perf_counter()
-        hidden = hidden_of(target, first, records, config.max_context)
+        hidden = hidden_states(target, records, first.taps, config.max_context)
         read = perf_counter()
         student = distil(first, Lesson(records, hidden=hidden), config).student
         ended = perf_counter()
@@ -125,23 +123,13 @@ def served(drafter: LearntDrafter, shared: Shared) -> LearntDrafter:
     return made
 
 
-def hidden_of(
-    target: Target, drafter: Drafter, records: Sequence[FeedbackRecord], max_context: int = WHOLE
-) -> dict[str, Tensor]:
-    """The target's states [n, F] that the drafter is conditioned on, by record id; empty for one that needs none."""
-    if not drafter.taps:
-        return {}
-    read = rescore(target, records, drafter.taps, max_context=max_context)
-    return {one.record.record_id: one.hidden for one in read if one.hidden is not None}
-
-
 def replayed(drafter: Drafter, target: Target, answers: Sequence[FeedbackRecord], k: int) -> Replayed:
     """Over all answers of more than one token: their first is never proposed."""
     answers = [answer for answer in answers if len(answer.output) > 1]
     if isinstance(drafter, Ngram):
         return Replayed(_share([_guessed(drafter, answer) for answer in answers]), None)
     assert isinstance(drafter, LearntDrafter), "what does not look up has learned"
-    hidden = hidden_of(target, drafter, answers)
+    hidden = hidden_states(target, answers, drafter.taps)  # of whole texts, so that replay is what serving does
     matched = [matches_by_depth(drafter, answer, k, hidden.get(answer.record_id)) for answer in answers]
     played = [played for found in matched for played in rounds(found, k)]
     return Replayed(_share([found[0, 1:] for found in matched]), Acceptance.of(played).length)

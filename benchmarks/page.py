@@ -1,11 +1,12 @@
 """A decode report as one HTML file that needs nothing else: plots inline, then the table, then what words mean."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 
 from benchmarks.decode import Report
 from benchmarks.figures import Row, without_repeats
+from benchmarks.machine import Machine
 from benchmarks.meanings import MEANINGS
 from benchmarks.plots import plots
 
@@ -21,26 +22,35 @@ dt { font-weight: 600 } dd { margin: 0 0 .4rem 1rem } .on { color: #18722b } .of
 
 def page(report: Report) -> str:
     """The whole document."""
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>redraft bench decode</title>',
-            f"<style>{STYLE}</style></head><body><h1>redraft bench decode</h1>",
-            _settings(report),
-            *(f"<h2>{escape(title)}</h2>{svg}" for title, svg in plots(report.rows).items()),
-            "<h2>All figures</h2>",
-            _table(report),
-            "<h2>What the words mean</h2>",
-            _meanings(),
-            "</body></html>\n",
-        ]
+    parts = [
+        _settings(report),
+        *(f"<h2>{escape(title)}</h2>{svg}" for title, svg in plots(report.rows).items()),
+        "<h2>All figures</h2>",
+        _table(report),
+        "<h2>What the words mean</h2>",
+        words(MEANINGS),
+    ]
+    return document("redraft bench decode", parts)
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """One HTML file of these parts."""
+    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+    return "\n".join([head, f"<style>{STYLE}</style></head><body><h1>{title}</h1>", *parts, "</body></html>\n"])
+
+
+def machine_line(machine: Machine) -> str:
+    """Where it was measured."""
+    return (
+        f"{machine.target} in {machine.dtype} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, "
+        f"torch {machine.torch}, transformers {machine.transformers}"
     )
 
 
 def _settings(report: Report) -> str:
-    machine, settings = report.machine, report.settings
+    settings = report.settings
     lines = (
-        f"{machine.target} in {machine.dtype} on {machine.cpu}, {machine.cores} cores, {machine.threads} threads, "
-        f"torch {machine.torch}, transformers {machine.transformers}",
+        machine_line(report.machine),
         f"drafter {settings.drafter or '-'}, version {settings.version}; {settings.requests} requests of at most "
         f"{settings.max_tokens} tokens, {settings.repeats} repeats, all arms interleaved in one process",
     )
@@ -60,7 +70,12 @@ def _cells(row: Row) -> Iterator[str]:
 
 
 def _shown(name: str, value: object, row: Row) -> str:
-    if value is None or (name == "k" and not row.has_draft_length):
+    return "-" if name == "k" and not row.has_draft_length else shown(value)
+
+
+def shown(value: object) -> str:
+    """A figure in a table."""
+    if value is None:
         return "-"
     if isinstance(value, tuple | list):
         return " ".join(f"{item:.2f}" if isinstance(item, float) else str(item) for item in value)
@@ -69,5 +84,6 @@ def _shown(name: str, value: object, row: Row) -> str:
     return str(value)
 
 
-def _meanings() -> str:
-    return f"<dl>{''.join(f'<dt>{escape(word)}</dt><dd>{escape(text)}</dd>' for word, text in MEANINGS.items())}</dl>"
+def words(meanings: Mapping[str, str]) -> str:
+    """What each word means."""
+    return f"<dl>{''.join(f'<dt>{escape(word)}</dt><dd>{escape(text)}</dd>' for word, text in meanings.items())}</dl>"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.bench_input import FileOption, TokensOption, prepare, texts_of
+from cli.bench_input import FileOption, TokensOption, chosen_names, prepare, texts_of
 from cli.bench_tables import show_adapt, show_grid
 from cli.init import ANSWER_TOKENS, DRAFT_VOCAB, SAMPLE_PROMPTS, Plan, first_drafter, read_prompts
 from cli.output import CommandError, as_json, say, write
@@ -110,7 +110,10 @@ def grid(
     from benchmarks.experiment import Traffic
     from benchmarks.grid import GridSettings, measure
 
-    chosen = _chosen("--losses", losses, tuple(LOSSES)), _chosen("--positions", positions, get_args(Positions))
+    chosen = (
+        chosen_names("--losses", losses, tuple(LOSSES)),
+        chosen_names("--positions", positions, get_args(Positions)),
+    )
     traffic = Traffic(requests, held_out, max_tokens, seed if seed >= 0 else None)
     asked = GridSettings(traffic, *chosen, k, warm_start)
     with tempfile.TemporaryDirectory(prefix="redraft-") as folder:
@@ -154,11 +157,3 @@ def _ours() -> "Ours":
 
     adapt = AdaptConfig(settings(TriggerConfig), settings(DistilConfig), settings(GateConfig))
     return Ours(adapt, settings(DriftConfig))
-
-
-def _chosen(option: str, text: str, known: tuple[str, ...]) -> tuple[Any, ...]:
-    """The names of a comma-separated option; all that are known for an empty one."""
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else known
-    if strange := [name for name in names if name not in known]:
-        raise CommandError(f"{option}: {strange[0]!r} is none of {', '.join(known)}")
-    return names

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.bench_input import FileOption, TokensOption, prepare, texts_of
+from cli.bench_input import FileOption, TokensOption, chosen_names, prepare, texts_of
 from cli.init import SAMPLE_PROMPTS, Plan, drafter_from, read_prompts, sample_prompts
 from cli.output import CommandError, as_json, figure, say, table, write
 from cli.settings import settings
@@ -105,11 +105,7 @@ def _kinds(text: str) -> tuple[str, ...]:
     from adapter.drafters.kinds import KINDS
     from adapter.drafters.ngram import Ngram
 
-    known = (*KINDS, Ngram.kind)
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else known
-    if strange := [name for name in names if name not in known]:
-        raise CommandError(f"--kinds: {strange[0]!r} is none of {', '.join(known)}")
-    return names
+    return chosen_names("--kinds", text, (*KINDS, Ngram.kind))
 
 
 def _say_plan(asked: "DraftersSettings", workloads: Sequence[str], passes: int) -> None:

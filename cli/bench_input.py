@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -29,6 +29,14 @@ def numbers(option: str, text: str, kind: type[T], least: T) -> tuple[T, ...]:
         if not found[-1] >= least:
             raise CommandError(f"{option} {text!r}: {part.strip()} is below {least}")
     return tuple(dict.fromkeys(found))
+
+
+def chosen_names(option: str, text: str, known: tuple[str, ...]) -> tuple[Any, ...]:
+    """The names of a comma-separated option; all that are known for an empty one."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else known
+    if strange := [name for name in names if name not in known]:
+        raise CommandError(f"{option}: {strange[0]!r} is none of {', '.join(known)}")
+    return names
 
 
 def texts_of(files: list[Path]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import structlog
 from torch import Tensor
 
 from adapter.batch import Positions
-from adapter.rescore import Pace, RescoreConfig, rescore
+from adapter.rescore import WHOLE, Pace, RescoreConfig, rescore
 from adapter.target import Target, TargetConfig, TargetFiles, dtype_name, load
 from storage.decisions import RESCORED
 from storage.records import FeedbackRecord
@@ -17,7 +17,6 @@ from storage.records import FeedbackRecord
 log = structlog.get_logger()
 
 Load = Callable[[str], Target]  # with the numbers held as named; "auto": as the settings say
-WHOLE = 2**31  # tokens of a prompt: all of them
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from adapter.drafters.learnt import LearntDrafter
 from adapter.replay import matches
-from adapter.rescore import rescore
+from adapter.rescore import hidden_states
 from adapter.target import Target
 from adapter.versions import Versions
 from cli.demo.prompts import Workload
@@ -105,16 +103,9 @@ class Judge:
         """At temperature 0: the share of output positions where the version's choice is the target's."""
         loaded = self._versions.load(version, self._drafter)
         records = [self._record(f"{i}", answer) for i, answer in enumerate(plain) if len(answer.token_ids) > 1]
-        hidden = self._hidden(loaded, records)
+        hidden = hidden_states(self.target, records, loaded.taps)
         agreed = [matches(loaded, record, hidden.get(record.record_id))[1:] for record in records]
         return float(np.concatenate(agreed).mean())
-
-    def _hidden(self, drafter: LearntDrafter, records: Sequence[FeedbackRecord]) -> dict[str, Tensor]:
-        """The target's hidden states of the whole texts, for a drafter that is conditioned on them."""
-        if not drafter.taps:
-            return {}
-        read = rescore(self.target, records, drafter.taps, max_context=self.target.context)
-        return {one.record.record_id: one.hidden for one in read if one.hidden is not None}
 
     def _record(self, name: str, answer: Answer) -> FeedbackRecord:
         return FeedbackRecord(

@@ -22,6 +22,7 @@ from storage.weights import WeightsStore
 from tests.circle import make_drafter, tiny_first
 from tests.service.engine.oracle import random_prompt
 from tests.valkey_fixture import ValkeyServer
+from tests.worker.environment import trainer_environ
 from worker.agreement import PLAIN, REQUESTS, Agreement
 from worker.learner import Learner
 
@@ -112,11 +113,7 @@ def test_the_trainer_replays_when_it_is_rung_for(
 ) -> None:
     _send(stream, texts)
     environ = {
-        "REDRAFT_HOME": str(tmp_path),
-        "REDRAFT_DATABASE_URL": database_url,
-        "REDRAFT_REDIS_URL": valkey.url,
-        "REDRAFT_TARGET": str(target_dir),
-        "REDRAFT_CACHE": str(tmp_path / "cache"),
+        **trainer_environ(tmp_path, database_url, valkey, target_dir),
         "REDRAFT_DTYPE": "fp32",
         "REDRAFT_DEVICE": "cpu",
     }

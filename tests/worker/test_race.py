@@ -30,6 +30,7 @@ from storage.windows import Windows
 from tests.adapter.feedback import served
 from tests.circle import tiny_first
 from tests.valkey_fixture import ValkeyServer
+from tests.worker.environment import trainer_environ
 from worker.learner import Learner
 
 DRAFTERS = ("code", "chat", "sql")
@@ -77,11 +78,7 @@ def place(
         assert job is not None
         jobs.append(job)
     environ = {
-        "REDRAFT_HOME": str(tmp_path),
-        "REDRAFT_DATABASE_URL": database_url,
-        "REDRAFT_REDIS_URL": valkey.url,
-        "REDRAFT_TARGET": str(target_dir),
-        "REDRAFT_CACHE": str(tmp_path / "cache"),
+        **trainer_environ(tmp_path, database_url, valkey, target_dir),
         "REDRAFT_WINDOW_RECORDS": str(RECORDS),
         "REDRAFT_EPOCHS": "1",
         "REDRAFT_TRAINER_NICE": "0",

@@ -24,6 +24,7 @@ from storage.weights import WeightsStore
 from tests.adapter.feedback import served
 from tests.circle import make_drafter, tiny_first
 from tests.valkey_fixture import ValkeyServer
+from tests.worker.environment import trainer_environ
 from worker.learner import Learner
 from worker.lineage import Gathered, TargetNeeded, taught
 from worker.rescoring import Rescorer, reread
@@ -155,11 +156,7 @@ def test_the_row_says_what_taught_and_the_trainer_loads_the_target_only_to_resco
     load: Callable[..., Target] = worker.rescoring.load
     monkeypatch.setattr(worker.rescoring, "load", lambda *given: loads.append(given) or load(*given))
     environ = {
-        "REDRAFT_HOME": str(tmp_path),
-        "REDRAFT_DATABASE_URL": database_url,
-        "REDRAFT_REDIS_URL": valkey.url,
-        "REDRAFT_TARGET": str(target_dir),
-        "REDRAFT_CACHE": str(tmp_path / "cache"),
+        **trainer_environ(tmp_path, database_url, valkey, target_dir),
         "REDRAFT_DTYPE": "fp32",
         "REDRAFT_DEVICE": "cpu",
         "REDRAFT_WINDOW_RECORDS": str(len(records)),
