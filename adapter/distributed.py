@@ -6,16 +6,17 @@ JSON; they are this process's own, in a temporary folder.
 """
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import structlog
 import torch
 from pydantic import TypeAdapter
@@ -36,11 +37,14 @@ from storage.weights import WeightsStore
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.2
+TRIES = (
+    2  # of a run whose processes ended without an error of their own: killed for memory, or by a fault of Gloo or NCCL
+)
 GRACE_SECONDS = 10.0  # between asking the processes to end and ending them
-LINES = 15  # of what the processes wrote, in the reason of a failure
+LINES = 15  # of what each process wrote, in the reason of a failure
 ORDER, RECORDS, HIDDEN, MOMENTS = "order.json", "records.msgpack", "hidden.safetensors", "moments.safetensors"
 REPORT, STUDENT, LEFT = "report.json", "student.safetensors", "left.safetensors"
-OUTPUT, FAULT = "output.txt", "fault.txt"
+OUTPUT, ERRORS, FAULT = "output.txt", "errors", "fault.txt"
 
 
 @dataclass(frozen=True)
@@ -114,11 +118,19 @@ class Launch:
             folder = Path(name)
             _write(folder, order, lesson)
             began = time.monotonic()
-            code = _run(folder, self.config.trainer_processes, should_stop)
-            log.info("processes.ended", processes=self.config.trainer_processes, code=code)
-            if code:
+            code = self._run(folder, should_stop)
+            if not (folder / REPORT).exists():
                 raise TrainingFailed(_failure(folder, order, lesson, code, time.monotonic() - began))
             return _result(folder, parent, lesson)
+
+    def _run(self, folder: Path, should_stop: Callable[[], None]) -> int:
+        """torchrun's exit code. A result counts whatever becomes of the processes after they have agreed on it."""
+        for attempt in range(1, TRIES + 1):
+            code = _run(folder, self.config.trainer_processes, should_stop)
+            log.info("processes.ended", processes=self.config.trainer_processes, code=code, attempt=attempt)
+            if (folder / REPORT).exists() or (folder / FAULT).exists():
+                break
+        return code
 
 
 def launch(weights: Versions, store: WeightsStore, config: DistributedConfig) -> Launch | None:
@@ -139,7 +151,8 @@ def _run(folder: Path, processes: int, should_stop: Callable[[], None]) -> int:
     """torchrun's exit code. Where `should_stop` raises, nothing of it is left running."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "--max-restarts", "0", "-m", "adapter.distributed_child", str(folder),
+        "--max-restarts", "0", "--redirects", "2", "--log-dir", str(folder / ERRORS),
+        "-m", "adapter.distributed_child", str(folder),
     ]  # fmt: skip
     with (folder / OUTPUT).open("wb") as output:
         launcher = subprocess.Popen(
@@ -162,17 +175,22 @@ def _environment() -> dict[str, str]:
 
 
 def _end(launcher: "subprocess.Popen[bytes]") -> None:
-    """End whatever still runs of the launcher's session: its processes too, should it have left any behind."""
-    for how, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
-        try:
-            os.killpg(launcher.pid, how)
-        except ProcessLookupError:
-            break
-        try:
-            launcher.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+    """End torchrun, where it still runs, and its processes, each of which has a session of its own."""
+    try:
+        head = psutil.Process(launcher.pid)
+        family = [head, *head.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    _each(family, psutil.Process.terminate)
+    _, left = psutil.wait_procs(family, GRACE_SECONDS)
+    _each(left, psutil.Process.kill)
     launcher.wait()
+
+
+def _each(family: Iterable[psutil.Process], end: Callable[[psutil.Process], None]) -> None:
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            end(process)
 
 
 def _result(folder: Path, parent: LearntDrafter, lesson: Lesson) -> Distilled:
@@ -186,9 +204,10 @@ def _result(folder: Path, parent: LearntDrafter, lesson: Lesson) -> Distilled:
 
 
 def _failure(folder: Path, order: Order, lesson: Lesson, code: int, seconds: float) -> TrainingReport:
-    """Of a run that came to no report: the error of the first process that had one, else what torchrun wrote."""
-    said = folder / (FAULT if (folder / FAULT).exists() else OUTPUT)
-    lines = said.read_text(errors="replace").strip().splitlines()
+    """Of a run that came to no report: the error of the first process that had one, else what all of them wrote."""
+    fault = folder / FAULT
+    said = [fault] if fault.exists() else [folder / OUTPUT, *sorted((folder / ERRORS).rglob("stderr.log"))]
+    lines = [line for file in said for line in file.read_text(errors="replace").strip().splitlines()[-LINES:]]
     return TrainingReport(
         seed=order.config.seed,
         config=asdict(order.config),
@@ -199,6 +218,6 @@ def _failure(folder: Path, order: Order, lesson: Lesson, code: int, seconds: flo
         last_loss=0.0,
         seconds=seconds,
         outcome="failed",
-        reason="\n".join([f"a training process ended early, torchrun with code {code}:", *lines[-LINES:]]),
+        reason="\n".join([f"a training process ended early, torchrun with code {code}:", *lines]),
         inputs=lesson.inputs,
     )

@@ -59,6 +59,7 @@ def _main(folder: Path) -> None:
     device = _device(order.device)
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     _take_part(folder, order, device)
+    distributed.barrier()  # the first one may still write the result, and the end of any process ends it
     distributed.destroy_process_group()
 
 
@@ -103,7 +104,9 @@ def _write(folder: Path, rank: int, report: TrainingReport, made: Distilled | No
     if made is not None:
         save_file(tensors, folder / STUDENT)
         (folder / LEFT).write_bytes(moments.to_bytes(made.moments))
-    (folder / REPORT).write_bytes(reports.dump_json(report))
+    unnamed = folder / f"{REPORT}.part"
+    unnamed.write_bytes(reports.dump_json(report))
+    unnamed.rename(folder / REPORT)  # last, and whole: with it there is a result
 
 
 def _check(owner: int) -> None:

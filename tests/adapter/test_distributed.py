@@ -1,6 +1,7 @@
 """Distributed distillation with two Gloo processes: one process's weights, and no end that is not said."""
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from adapter.distil import DistilConfig, Distilled, Lesson, TrainingFailed, distil
-from adapter.distributed import DistributedConfig, Launch, launch
+from adapter.distributed import TRIES, DistributedConfig, Launch, launch
 from adapter.distributed_child import OwnerGone, _check
 from adapter.drafters.causal_lm import CausalLM
 from adapter.drafters.kinds import Sizes, first_version
@@ -136,7 +137,7 @@ def processes(folder: Path) -> list[int]:
         with suppress(OSError):  # it has just ended
             if str(folder).encode() in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
-    return found
+    return sorted(found)
 
 
 def test_with_the_lease_the_processes_are_gone(stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +157,36 @@ def test_with_the_lease_the_processes_are_gone(stored: Stored, tmp_path: Path, m
         time.sleep(0.05)
     assert processes(tmp_path) == []
     assert not list(tmp_path.glob("redraft-training-*"))
+
+
+def kill_a_process(folder: Path, runs: set[int], times: int) -> None:
+    """One of torchrun's own in each of the first `times` runs, as the kernel or a fault of Gloo would."""
+    torchrun, *own = processes(folder) or [0]
+    if own and len(runs | {torchrun}) <= times and torchrun not in runs:
+        os.kill(own[-1], signal.SIGABRT)
+        runs.add(torchrun)
+
+
+def test_a_process_that_is_killed_is_made_up_for_by_a_second_run(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runs: set[int] = set()
+    alone = distil(stored.parent, stored.lesson, CONFIG).student.own_tensors()
+    made = stored.distil(should_stop=lambda: kill_a_process(tmp_path, runs, 1))
+    assert len(runs) == 1
+    for name, tensor in made.student.own_tensors().items():
+        torch.testing.assert_close(tensor, alone[name], rtol=0, atol=TOLERANCE)
+
+
+def test_processes_that_are_killed_again_and_again_are_a_failure_with_the_signal(
+    stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runs: set[int] = set()
+    with pytest.raises(TrainingFailed, match="Signal 6"):
+        stored.distil(should_stop=lambda: kill_a_process(tmp_path, runs, TRIES))
+    assert len(runs) == TRIES
 
 
 def test_without_its_owner_a_process_ends_itself() -> None:
