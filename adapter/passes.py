@@ -159,7 +159,7 @@ class RowLosses(nn.Module):
         self.drafter, self._loss = drafter, LOSSES[loss]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(loss [R'], weight [R']), the rows of depth 0 first."""
+        """(loss [R'], weight [R']), the rows of depth 0 first, and those of an early exit last."""
         drafter, device = self.drafter, self.drafter.draft_to_target.device
         tokens = batch.tokens.to(device)
         positions = None if batch.positions is None else batch.positions.to(device)
@@ -171,6 +171,11 @@ class RowLosses(nn.Module):
             log_q = drafter_rows(drafter.logits(taught, depth), batch.ids[rows].to(device))
             values.append(self._loss(batch.log_p[rows].to(device), log_q))
             weights.append(batch.weight[rows].to(device) * drafter.depth_decay**depth)
+        exits = None if hidden is None else drafter.exit_states(hidden)
+        if exits is not None:  # says the next token, as the target's own head does
+            log_q = drafter_rows(drafter.logits(exits.flatten(0, 1)[batch.at.to(device)]), batch.ids.to(device))
+            values.append(self._loss(batch.log_p.to(device), log_q))
+            weights.append(batch.weight.to(device))
         return torch.cat(values), torch.cat(weights)
 
 

@@ -78,7 +78,7 @@ def compare(
     candidate: LearntDrafter, parent: LearntDrafter, record: FeedbackRecord, k: int, hidden: Tensor | None = None
 ) -> Paired | None:
     """Both drafters on one request; None where nothing of it can be scored."""
-    if hidden is None and (candidate.taps or parent.taps):
+    if not record.lossless or (hidden is None and (candidate.taps or parent.taps)):
         return None
     if record.greedy:  # a greedy answer under penalties, a bias or a grammar is not what the rows' own argmax says
         return _greedy(candidate, parent, record, k, hidden) if record.exact else None
@@ -188,11 +188,13 @@ def _sampled(
 def row_weights(record: FeedbackRecord, parent: Floats) -> Floats:
     """How many positions each teacher row [R] stands for.
 
-    Rows logged at rejections only are a biased sample: a position is in it with its rejection probability,
-    1 - overlap, so it stands for 1 / (1 - overlap) verified ones (Horvitz-Thompson). Unweighted, a parent
-    would be judged by the positions where it did badly, and any other drafter would look better. Rows at
-    tokens that were decoded plainly stand for all of those alike. Rows logged at every verified position
-    count one each.
+    Rows logged at rejections only are a biased sample: a position is in it with its rejection probability, so it
+    stands for as many verified ones as one over that (Horvitz-Thompson). Unweighted, a parent would be judged by the
+    positions where it did badly, and any other drafter would look better. The engine writes the probability down,
+    which depends on the policy, on the version that proposed, and on the siblings of a tree; where it was not known, as
+    of seeded requests and of most hosts, it is taken for that of a token drawn from the parent, 1 - overlap. Rows at
+    tokens that were decoded plainly stand for all of those alike. Rows logged at every verified position count one
+    each.
     """
     positions = record.teacher.arrays()[0]
     refused = np.isin(positions, [r.start + r.accepted for r in record.rounds if r.accepted < r.proposed])
@@ -201,7 +203,9 @@ def row_weights(record: FeedbackRecord, parent: Floats) -> Floats:
     if not (refused | rows_of_plain).all():
         return np.ones(len(positions))
     each = len(plain) / max(1, int(rows_of_plain.sum()))
-    return np.where(rows_of_plain, each, np.minimum(1.0 / np.maximum(1.0 - parent, 1e-9), HEAVIEST))
+    chances = record.teacher.refusal_chances().astype(np.float64)
+    refusal = np.where(chances > 0, chances, 1.0 - parent)
+    return np.where(rows_of_plain, each, np.minimum(1.0 / np.maximum(refusal, 1e-9), HEAVIEST))
 
 
 def _in_rounds(record: FeedbackRecord) -> npt.NDArray[np.int64]:

@@ -37,11 +37,11 @@ WHOLE = 2**31  # tokens of a prompt: all of them
 class RescoreConfig:
     """What teaches, and what reading logged text again may take."""
 
-    teacher: Literal["logged", "rescored"] = setting(
+    teacher: Literal["logged", "rescored", "engine"] = setting(
         "logged",
-        "what a drafter learns from: `logged`, the rows that serving kept, or `rescored`: the target is loaded in the "
-        "trainer and scores the logged text again, at every position. A drafter that is conditioned on the target's "
-        "hidden states always learns from the latter",
+        "what a drafter learns from: `logged`, the rows that serving kept; `rescored`: the target is loaded in the "
+        "trainer and scores the logged text again, at every position; or `engine`: the engine of REDRAFT_TEACHER_URL "
+        "does, off-peak. A drafter that is conditioned on the target's hidden states always learns from `rescored`",
     )
     rescore_tokens: int = setting(1024, "tokens of one pass of re-scoring, padding included")
     rescore_top_k: int = setting(64, "target probabilities of a re-scored position")
@@ -139,7 +139,8 @@ class _Scorer:
     batch_tokens: int
 
     def takes(self, record: FeedbackRecord) -> bool:
-        usable = record.train and not record.structured and _length(record) <= self.target.context
+        usable = record.train and record.lossless and not record.structured
+        usable = usable and _length(record) <= self.target.context
         return usable and len(wanted(record, self.rows)) > 0
 
     def score(self, group: Sequence[FeedbackRecord]) -> list[Rescored]:

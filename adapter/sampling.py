@@ -2,8 +2,9 @@
 
 Three kinds of rows. Greedy: the argmax of the adjusted logits. Seeded: the argmax under common noise (adapter/seeded).
 For both, a proposal is right where it names the target's own choice. Sampled: a draw, and the ratio test
-(adapter/acceptance) with uniforms of the row's own. Python loops only over rows, and over positions only where a
-policy adjusts logits or a constraint holds.
+(adapter/acceptance) with uniforms of the row's own. A fourth kind is lossy, and there only for requests that ask for
+it: lenient rows, whose proposals are the drafter's best and need only be typical of the target (adapter/typical).
+Python loops only over rows, and over positions only where a policy adjusts logits or a constraint holds.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from adapter.acceptance import Drawn, draw, matching_prefix, verify_chain
 from adapter.policy import Policy
 from adapter.processing import DraftVocabulary, History, favour, mask, penalise, probabilities
 from adapter.seeded import CommonNoise
+from adapter.typical import Typical, verify_typical_chain
 
 
 class Constraint(Protocol):
@@ -42,13 +44,17 @@ class Sampler:
     generator: torch.Generator | None = None  # a sampled row's own; made where it is not given
     seed: int | None = None
     constraint: Constraint | None = None
+    typical: Typical | None = None  # LOSSY: accept by this rule, and not as the target would draw
     history: History | None = field(init=False)  # only where the policy looks back
     noise: CommonNoise | None = field(init=False)
+    refusal: float = field(init=False, default=0.0)  # how likely the last refusal was; 0: not known
 
     def __post_init__(self) -> None:
         self.history = History(self.prompt, self.output) if self.policy.penalises else None
         self.noise = None if self.policy.greedy or self.seed is None else CommonNoise(self.seed)
-        if self.sampled and self.generator is None:
+        if self.typical is not None and self.seed is not None:
+            raise ValueError("a seeded text depends on no drafter, which typical acceptance cannot promise")
+        if (self.sampled or self.lenient) and self.generator is None:
             self.generator = torch.Generator()
             self.generator.seed()
 
@@ -58,7 +64,12 @@ class Sampler:
 
     @property
     def sampled(self) -> bool:
-        return not self.policy.greedy and self.noise is None
+        return not self.policy.greedy and self.noise is None and self.typical is None
+
+    @property
+    def lenient(self) -> bool:
+        """Whether proposals need only be typical; a greedy row's would have to be the target's choice all the same."""
+        return not self.policy.greedy and self.typical is not None
 
     @property
     def adjusts(self) -> bool:
@@ -78,6 +89,15 @@ class Sampler:
 def sampled_rows(samplers: Sequence[Sampler]) -> list[int]:
     """The rows whose proposals carry q, in the order in which q has them."""
     return [i for i, sampler in enumerate(samplers) if sampler.sampled]
+
+
+def lenient_rows(samplers: Sequence[Sampler]) -> list[int]:
+    """The rows that typical acceptance decides on."""
+    return [i for i, sampler in enumerate(samplers) if sampler.lenient]
+
+
+def rules_of(samplers: Sequence[Sampler], rows: Sequence[int]) -> list[Typical]:
+    return [rule for i in rows if (rule := samplers[i].typical) is not None]
 
 
 def choose(
@@ -113,9 +133,20 @@ def verify(
         rows, k = list(part.rows), min(part.tokens.shape[1], max(lengths[i] for i in part.rows))
         p = probabilities(_rows(logits, rows)[:, : k + 1], [samplers[i].policy for i in rows])
         uniforms = uniforms_of(samplers, rows, k + 1, p.device)
-        accepted[rows], following[rows] = verify_chain(p, part if k else None, limit[rows], uniforms)
+        accepted[rows], following[rows], chances = verify_chain(p, part if k else None, limit[rows], uniforms)
+        note_refusals([samplers[i] for i in rows], chances)
+    if rows := lenient_rows(samplers):
+        p = probabilities(_rows(logits, rows), [samplers[i].policy for i in rows])
+        rules, uniforms = rules_of(samplers, rows), uniforms_of(samplers, rows, 1, p.device)
+        accepted[rows], following[rows] = verify_typical_chain(p, tokens[rows], limit[rows], rules, uniforms[:, 0])
     decided = torch.stack([accepted, following]).tolist()
     return list(zip(*decided, strict=True))
+
+
+def note_refusals(samplers: Sequence[Sampler], chances: Tensor) -> None:
+    """Tell each row how likely it was that its proposal would be refused where it ended."""
+    for sampler, chance in zip(samplers, chances.tolist(), strict=True):
+        sampler.refusal = chance
 
 
 def parts_of(samplers: Sequence[Sampler], tokens: Tensor, drawn: Sequence[Drawn]) -> list[Drawn]:
@@ -126,14 +157,14 @@ def parts_of(samplers: Sequence[Sampler], tokens: Tensor, drawn: Sequence[Drawn]
 
 
 def choices_of(samplers: Sequence[Sampler], logits: Tensor, start: int, vocabulary: DraftVocabulary | None) -> Tensor:
-    """What greedy and seeded rows choose at each position [B, n] of adjusted logits [B, n, V_d]; 0 for sampled rows.
+    """What all but sampled rows choose at each position [B, n] of adjusted logits [B, n, V_d]; 0 for sampled rows.
 
     The first of the n positions stands `start` tokens after the row's output.
     """
     choices = torch.zeros(logits.shape[:2], dtype=torch.long, device=logits.device)
-    greedy = [i for i, sampler in enumerate(samplers) if sampler.policy.greedy]
-    if greedy:
-        choices[greedy] = _rows(logits, greedy).max(-1).indices  # as argmax, but several times faster in bf16
+    best = [i for i, sampler in enumerate(samplers) if sampler.policy.greedy or sampler.lenient]
+    if best:
+        choices[best] = _rows(logits, best).max(-1).indices  # as argmax, but several times faster in bf16
     seeded = [i for i, sampler in enumerate(samplers) if sampler.seeded]
     if seeded:
         probs = probabilities(_rows(logits, seeded), [samplers[i].policy for i in seeded])

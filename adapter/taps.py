@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adapter.drafters.protocol import Passing
+
 FINAL = -1  # the tap after the final norm: what the target's head reads
 
 
@@ -23,13 +25,13 @@ class Taps:
     norm, and here before it.
     """
 
-    def __init__(self, model: Any, taps: Sequence[int]) -> None:
-        """Raises `ValueError` where the model has no such layer."""
+    def __init__(self, model: Any, taps: Sequence[int], passing: Passing | None = None) -> None:
+        """`passing` tells of tokens that do not go through the whole pass. Raises `ValueError` for a strange layer."""
         self._decoder: Any = model.get_decoder()
         layers = len(self._decoder.layers)
         if strange := [tap for tap in taps if not FINAL <= tap <= layers]:
             raise ValueError(f"taps {strange} of a target of {layers} layers: use {FINAL} to {layers}")
-        self.taps = tuple(taps)
+        self.taps, self._passing = tuple(taps), passing
         self._read: dict[int, Tensor] = {}
         self._thread = get_ident()
 
@@ -47,8 +49,17 @@ class Taps:
             yield
 
     def hidden(self) -> Tensor:
-        """Of the last pass that was read: [B, n, F], F = H x taps, in the order of the taps."""
-        return torch.cat([self._read[tap] for tap in self.taps], dim=-1)
+        """Of the last pass that was read: [B, n, F], F = H x taps, in the order of the taps.
+
+        Of tokens that went through the whole of it.
+        """
+        return torch.cat([self._whole(self._read[tap]) for tap in self.taps], dim=-1)
+
+    def _whole(self, states: Tensor) -> Tensor:
+        kept = None if self._passing is None else self._passing.narrowed
+        if kept is None or states.shape[1] == kept.shape[1]:
+            return states
+        return states.gather(1, kept[..., None].expand(-1, -1, states.shape[2]))
 
     def _hooked(self, tap: int) -> torch.utils.hooks.RemovableHandle:
         if tap == 0:

@@ -2,7 +2,8 @@
 
 Greedy and seeded rows go to the child that is the target's own choice, sampled rows to the one that recursive
 rejection accepts (adapter/acceptance), so the text is what plain decoding would give, whatever the tree. Rows step
-together, a depth a step; only the nodes that are reached are looked at.
+together, a depth a step; only the nodes that are reached are looked at. Rows that asked for typical acceptance, which
+is lossy, are decided on all paths at once (adapter/typical).
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from adapter.acceptance import Drawn, verify_siblings
 from adapter.processing import probabilities
-from adapter.sampling import Sampler, adjust, choices_of, parts_of, uniforms_of
+from adapter.sampling import Sampler, adjust, choices_of, lenient_rows, note_refusals, parts_of, rules_of, uniforms_of
+from adapter.typical import verify_typical_tree
 
 
 @dataclass
@@ -65,6 +67,8 @@ def verify_tree(
         _walk(*each) for each in zip(range(len(samplers)), lengths, tokens.tolist(), parents.tolist(), strict=True)
     ]
     parts = parts_of(samplers, tokens, drawn)
+    if lenient := lenient_rows(samplers):
+        _take_typical(samplers, [walks[row] for row in lenient], parents, logits)
     while active := [walk for walk in walks if walk.following is None]:
         _step(samplers, active, parts, logits)
     return [(walk.path, walk.following) for walk in walks if walk.following is not None]
@@ -75,6 +79,32 @@ def _walk(row: int, length: int, tokens: list[int], parents: list[int]) -> Walk:
     for node in range(length):
         children.setdefault(parents[node], []).append(node)
     return Walk(row, tokens, children)
+
+
+def _take_typical(samplers: Sequence[Sampler], walks: list[Walk], parents: Tensor, logits: Tensor) -> None:
+    """The whole way of lenient rows."""
+    rows = [walk.row for walk in walks]
+    tokens, here = torch.tensor([walk.tokens for walk in walks], device=logits.device), logits[rows]
+    if any(samplers[row].adjusts for row in rows):
+        here = here.to(torch.float32, copy=True)
+        for at, walk in enumerate(walks):
+            if samplers[walk.row].adjusts:
+                _adjust_everywhere(samplers[walk.row], walk, here[at])
+    p = probabilities(here, [samplers[row].policy for row in rows])
+    lengths = [sum(map(len, walk.children.values())) for walk in walks]
+    uniforms = uniforms_of(samplers, rows, 1, p.device)[:, 0]
+    decided = verify_typical_tree(p, tokens, parents[rows], lengths, rules_of(samplers, rows), uniforms)
+    for walk, (path, following) in zip(walks, decided, strict=True):
+        walk.path, walk.following = path, following
+
+
+def _adjust_everywhere(sampler: Sampler, walk: Walk, here: Tensor) -> None:
+    """Change the logits [n + 1, V] of one row in place, each node's by the tokens on the way to it."""
+    ways: list[tuple[int, list[int]]] = [(-1, [])]
+    while ways:
+        node, drafted = ways.pop()
+        adjust(sampler, here[node + 1 : node + 2], drafted, None)
+        ways += [(child, [*drafted, walk.tokens[child]]) for child in walk.children.get(node, [])]
 
 
 def _step(samplers: Sequence[Sampler], active: list[Walk], parts: Sequence[Drawn], logits: Tensor) -> None:
@@ -106,7 +136,8 @@ def _sampled_step(samplers: Sequence[Sampler], part: Drawn, walks: list[Walk], h
     tokens = part.tokens[mine[:, None], nodes] if most else p.new_empty(len(walks), 0, dtype=torch.long)
     q = None if part.q is None or not most else part.at(nodes[:, 0], p.shape[-1], mine)
     uniforms = uniforms_of(samplers, rows, most + 1, p.device)
-    accepted, following = verify_siblings(p, q, tokens, counts, uniforms, part.replaced)
+    accepted, following, chances = verify_siblings(p, q, tokens, counts, uniforms, part.replaced)
+    note_refusals([samplers[row] for row in rows], chances)
     for walk, child, token in zip(walks, accepted.tolist(), following.tolist(), strict=True):
         if child >= 0:
             walk.path.append(walk.ahead[child])

@@ -20,6 +20,7 @@ from benchmarks.run import Answer, Event, PlayedRound, Run, RunFailed, progress_
 from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Delta, Generation
 from service.engine.governor import GovernorConfig
+from service.engine.ngrams import Ngrams
 
 SWAP_SECONDS = 60.0
 ORDERLY = ("stop", "length")
@@ -59,12 +60,16 @@ class EngineArm:
         governor: GovernorConfig = GovernorConfig(governor=False),
         train: bool = False,
         on_finished: Callable[[Generation], None] = lambda generation: None,
+        ngrams: Ngrams | None = None,
     ) -> None:
-        """`train` says whether requests leave teacher rows behind, as they do in service."""
+        """`train` says whether requests leave teacher rows behind, as they do in service.
+
+        `ngrams` are what the settings `fallback` and `ngram_first` look in, instead of the arm's own outputs.
+        """
         self.name, self.k = name, config.draft_length if drafter is not None else None
         self.train = train
         self._batch = config.slots
-        self._engine = Engine(target, config, on_finished, governor)
+        self._engine = Engine(target, config, on_finished, governor, ngrams=ngrams)
         self._engine.start()
         if drafter is not None:
             self._engine.swap(1, drafter).result(SWAP_SECONDS)

@@ -13,6 +13,7 @@ from typing import Any
 
 from adapter.distil import DistilConfig, TrainingFailed
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
+from adapter.drafters.ngram import Ngram
 from adapter.drafters.protocol import Shape
 from adapter.drafters.shared import Shared
 from adapter.policy import Policy
@@ -22,6 +23,8 @@ from benchmarks.arms import EngineArm, Play
 from benchmarks.decode import WARM_UP, Judge, interleave
 from benchmarks.drafters_rows import (
     CHAIN,
+    COMBINED,
+    FREE,
     GOVERNED,
     TREE,
     Asked,
@@ -39,6 +42,7 @@ from benchmarks.figures import Measured
 from benchmarks.machine import Machine, machine, still_heap
 from service.engine.engine import EngineConfig
 from service.engine.governor import GovernorConfig
+from service.engine.ngrams import Ngrams
 from service.engine.shapes import Shapes
 from storage.records import FeedbackRecord
 
@@ -54,6 +58,7 @@ class DraftersSettings:
     """What is measured."""
 
     traffic: Traffic  # its requests are learned from, its held-out ones are the unseen prompts
+    decoded: int  # of the unseen prompts; all are replayed
     kinds: tuple[str, ...]
     draft_length: int
     nodes: int  # of the largest tree; 0: no trees
@@ -62,9 +67,10 @@ class DraftersSettings:
     together: bool  # one student of a kind for all workloads
     warm_start: bool
 
-    @property
-    def shapes(self) -> tuple[str, ...]:
-        return (CHAIN, TREE, GOVERNED) if self.nodes else (CHAIN, GOVERNED)
+    def shapes(self, kind: str) -> tuple[str, ...]:
+        """In which a kind is measured; with n-grams beside it where both are."""
+        combined = (COMBINED,) if kind != NGRAM and NGRAM in self.kinds else ()
+        return (CHAIN, *((TREE,) if self.nodes else ()), GOVERNED, *combined)
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,8 @@ def _workload(
 ) -> tuple[PlainRow, list[DrafterRow]]:
     """All students on one workload's unseen prompts."""
     asked = [each for student in students for each in _asked(subject.target, settings, part, student)]
-    prompts = tuple(tuple(answer.prompt.tolist()) for answer in part.held_out)
+    unseen, count = part.held_out, settings.decoded
+    prompts = tuple(tuple(unseen[i * len(unseen) // count].prompt.tolist()) for i in range(count))
     play = Play(part.workload, prompts, Policy(temperature=0.0), settings.traffic.max_tokens)
     with _arms(subject, settings, play, asked) as arms:
         say(f"{part.workload}: {len(arms)} arms on {len(prompts)} unseen prompts")
@@ -193,8 +200,9 @@ def _asked(target: Target, settings: DraftersSettings, part: Segment, student: S
     k = settings.draft_length
     after = replayed(student.drafter, target, part.held_out, k)
     before = None if student.first is None else replayed(student.first, target, part.held_out, k)
-    nodes = {CHAIN: k, TREE: settings.nodes, GOVERNED: max(k, settings.nodes)}
-    return [Asked(student, shape, k, nodes[shape], after, before) for shape in settings.shapes]
+    largest = max(k, settings.nodes)
+    nodes = {CHAIN: k, TREE: settings.nodes, GOVERNED: largest, COMBINED: largest}
+    return [Asked(student, shape, k, nodes[shape], after, before) for shape in settings.shapes(student.kind)]
 
 
 @contextmanager
@@ -209,12 +217,12 @@ def _arms(
         context=max(map(len, play.prompts)) + play.max_tokens,
         audit_share=0.0,  # an audit would decode in between
         fallback="none",
-        ngram_first=False,  # a kind is measured by itself
     )
     arms = [EngineArm("plain", subject.target, replace(config, draft_length=0, tree_nodes=0))]
+    ngrams = next((each.student.drafter for each in asked if isinstance(each.student.drafter, Ngram)), None)
     try:
         for each in asked:
-            arms.append(_arm(subject, config, each))
+            arms.append(_arm(subject, config, each, ngrams))
         with still_heap():
             yield arms
     finally:
@@ -222,12 +230,14 @@ def _arms(
             arm.close()
 
 
-def _arm(subject: Subject, config: EngineConfig, asked: Asked) -> EngineArm:
+def _arm(subject: Subject, config: EngineConfig, asked: Asked, ngrams: Ngram | None) -> EngineArm:
+    """A kind is measured by itself, and with what the ngram student has to look in where that is asked for."""
     nodes = 0 if asked.nodes == asked.k else asked.nodes
-    with_k = replace(config, draft_length=asked.k, tree_nodes=nodes)
-    governed = asked.shape == GOVERNED
+    combined, governed = asked.shape == COMBINED, asked.shape in FREE
+    with_k = replace(config, draft_length=asked.k, tree_nodes=nodes, ngram_first=combined)
     name, governor = "governed" if governed else "speculative", replace(subject.governor, governor=governed)
-    return EngineArm(name, subject.target, with_k, asked.student.drafter, governor)
+    beside = Ngrams(ngrams, None) if combined and ngrams is not None else None
+    return EngineArm(name, subject.target, with_k, asked.student.drafter, governor, ngrams=beside)
 
 
 def _largest(settings: DraftersSettings) -> Shape:

@@ -42,8 +42,8 @@ def _settings(report: DraftersReport) -> Iterator[str]:
     trees = f"trees of at most {settings.nodes} tokens" if settings.nodes else "no trees"
     yield (
         f"k {settings.draft_length}, {trees}, batch {settings.batch}; {settings.traffic.held_out} unseen prompts of a "
-        f"workload, at most {settings.traffic.max_tokens} tokens each, {settings.repeats} repeats, all arms of a "
-        "workload interleaved in one process"
+        f"workload are replayed and {settings.decoded} of them decoded, at most {settings.traffic.max_tokens} tokens "
+        f"each, {settings.repeats} repeats, all arms of a workload interleaved in one process"
     )
     whose = "all workloads together" if settings.together else "each workload by itself"
     yield (

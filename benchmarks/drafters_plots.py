@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.drafters_rows import CHAIN, GOVERNED, TREE, DrafterRow
+from benchmarks.drafters_rows import CHAIN, COMBINED, GOVERNED, TREE, DrafterRow
 from benchmarks.plots import as_svg, panels_of
 
 COLOURS = {
@@ -14,17 +14,18 @@ COLOURS = {
     "streaming": "#9467bd",
     "ngram": "#7f7f7f",
 }
-SHAPES = {CHAIN: 1.0, TREE: 0.65, GOVERNED: 0.35}  # how strong a bar's colour is
-MARKS = {CHAIN: "o", TREE: "^", GOVERNED: "s"}
+SHAPES = {CHAIN: 1.0, TREE: 0.65, GOVERNED: 0.4, COMBINED: 0.2}  # how strong a bar's colour is
+MARKS = {CHAIN: "o", TREE: "^", GOVERNED: "s", COMBINED: "D"}
 
 
 def plots(rows: Sequence[DrafterRow]) -> dict[str, str]:
     """SVG by title."""
     return {
-        "Accepted progress against plain decoding": bars(rows, "speed_up", (CHAIN, TREE, GOVERNED), "speed-up"),
+        "Accepted progress against plain decoding": bars(rows, "speed_up", tuple(SHAPES), "speed-up"),
         "Acceptance length, chain and tree": bars(rows, "acceptance_length", (CHAIN, TREE), "tokens"),
         "Survival by position of chains": survival(rows),
-        "What bounds it: tokens a round against the cost of a round (circle: chain, triangle: tree, square: governed; "
+        "What bounds it: tokens a round against the cost of a round (circle: chain, triangle: tree, square: governed, "
+        "diamond: with n-grams; "
         "on the lines as fast as plain decoding, and twice as fast)": bounds(rows),
     }
 

@@ -11,12 +11,14 @@ from benchmarks.drafters_students import NGRAM, Replayed, Student
 from benchmarks.figures import Measured, Row, Setting, rows_of
 from benchmarks.meanings import MEANINGS as OF_DECODING
 
-CHAIN, TREE, GOVERNED = "chain", "tree", "governed"
+CHAIN, TREE, GOVERNED, COMBINED = "chain", "tree", "governed", "combined"
+FREE = (GOVERNED, COMBINED)  # how deep a proposal is, the governor says
 
 MEANINGS = {
     "kind": "of drafter; each has learned the same records of the workload (together: of all workloads)",
     "shape": "chain of k tokens; tree of at most `nodes` tokens, k deep, grown by the drafter's confidence; governed: "
-    "the governor chooses among plain decoding, chains and trees up to these",
+    "the governor chooses among plain decoding, chains and trees up to these; combined: it may also let long n-gram "
+    "matches propose before the drafter (REDRAFT_NGRAM_FIRST), over the same records as ngram",
     "parameters": "weights of its own, without what it shares with the target",
     "memory_mb": "of these as served; of ngram: of the index that it looks in",
     "position_bytes": "keys and values of its own for each token of a request",
@@ -189,7 +191,7 @@ def _decoded(workload: str, batch: int, measured: Measured, plain: Measured) -> 
 
 
 def _draft_cost(asked: Asked, row: Row, plain: Measured) -> float | None:
-    if asked.shape == GOVERNED or row.draft_ms is None or not plain.round_ms:
+    if asked.shape in FREE or row.draft_ms is None or not plain.round_ms:
         return None
     drafter = asked.student.drafter
     deepest = min(asked.k, drafter.depths) if drafter.taps else asked.k

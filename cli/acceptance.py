@@ -41,8 +41,13 @@ def total(rows: Sequence[AcceptanceRow]) -> Acceptance:
 
 
 def of_version(rows: Iterable[AcceptanceRow], number: int) -> Acceptance:
-    """One version's figures over all workloads and policies."""
-    return total([row for row in rows if row.version == number])
+    """One version's figures over all workloads and policies, without what was verified lossily."""
+    return total([row for row in rows if row.version == number and row.lossless])
+
+
+def lossy_requests(rows: Iterable[AcceptanceRow], number: int) -> int:
+    """One version's requests whose proposals were accepted leniently: no figure of theirs is among others."""
+    return sum(row.requests for row in rows if row.version == number and not row.lossless)
 
 
 def by_workload(rows: Iterable[AcceptanceRow], number: int) -> dict[tuple[str, str], Acceptance]:

@@ -7,7 +7,8 @@ here is ever waited for by a request.
 """
 
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,13 +21,16 @@ from service.engine.generation import Generation
 from service.engine.memory import MemoryBound
 from service.engine.residents import DEFAULT
 from service.feedback import FeedbackConfig, FeedbackWriter
-from service.live import LiveConfig, LiveFollower
+from service.hosts.capabilities import host_of
+from service.lineage import choose
+from service.live import BEAT_SECONDS, LiveConfig, LiveFollower
 from service.metrics import Metrics
 from service.placing import Offer
 from service.recording import SOURCE, Origin, record_of
 from storage.announcements import Announcements
+from storage.capabilities import Capabilities
 from storage.config import StorageConfig
-from storage.registry import Drafter, Registry, UnknownDrafter, Version
+from storage.registry import Drafter, Registry, UnknownDrafter, Version, WrongDrafter
 from storage.routes import Routes
 from storage.servers import Servers
 from storage.weights import WeightsStore
@@ -78,7 +82,8 @@ class Attachment:
         self._routes, self._routing = Routes(registry.engine), routed
         self._routed = -1  # generation of the routes that the engine has
         self._lanes: dict[str, Attached] = {}
-        self._told = False  # that there is no default drafter
+        self._told = ""  # why there is no default drafter
+        self._beat_at = 0.0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -99,9 +104,8 @@ class Attachment:
             log.exception("feedback.failed", request_id=generation.request_id)
 
     def start(self, engine: Engine) -> None:
-        """Attach the drafters, and keep looking for others. Raises `WrongDrafter` for the default one."""
+        """Attach the drafters, and keep looking for others."""
         self._metrics.watch(engine)
-        self._attach_default(engine)
         self._look(engine)
         self._thread = threading.Thread(target=self._run, args=(engine,), name="attach", daemon=True)
         self._thread.start()
@@ -121,6 +125,14 @@ class Attachment:
             self._thread.join()
         for attached in self._lanes.values():
             attached.close()
+        if DEFAULT not in self._lanes:
+            self._sign_off()
+
+    def _sign_off(self) -> None:
+        try:
+            Servers(self._registry.engine).gone(self._server_id)
+        except SQLAlchemyError as error:  # it will be missed after 15 s all the same
+            log.warning("live.sign_off_failed", error=type(error).__name__)
 
     def _run(self, engine: Engine) -> None:
         heard = Announcements(self._storage.stream_url, target=self._target.files.fingerprint)
@@ -134,23 +146,38 @@ class Attachment:
     def _look(self, engine: Engine) -> None:
         """For the default drafter where there is none yet, and for a change of the routes."""
         try:
-            if DEFAULT not in self._lanes and self._attach_default(engine):
-                self._routed = -1  # it may have been a lane of its own
+            if DEFAULT not in self._lanes:
+                if self._attach_default(engine):
+                    self._routed = -1  # it may have been a lane of its own
+                else:
+                    self._beat_plain()
             self._follow_routes(engine)
         except (SQLAlchemyError, ValueError) as error:  # no database, or a drafter that does not fit
             log.warning("drafter.not_attached", error=type(error).__name__)
 
     def _attach_default(self, engine: Engine) -> bool:
-        """False where there is no drafter, or none was chosen among several."""
+        """False where there is no drafter, none was chosen among several, or the one asked for is another target's."""
         try:
-            drafter = self._registry.choose(self._name, self._target.files.fingerprint)
-        except UnknownDrafter as none:
-            if not self._told:
+            drafter = choose(self._registry, self._name, self._target.files.fingerprint, self._server_id)
+        except (UnknownDrafter, WrongDrafter) as none:
+            if self._told != str(none):
                 log.warning("drafter.none", reason=str(none), decoding="plain")
-            self._told = True
+            self._told = str(none)
             return False
         self._attach(engine, drafter, DEFAULT)
         return True
+
+    def _beat_plain(self) -> None:
+        """Say that this server lives, though it follows no drafter."""
+        if time.monotonic() >= self._beat_at:
+            Servers(self._registry.engine).beat(
+                self._server_id, SOURCE, "", 0, 0, f"decodes plainly: {self._told}",
+                self._target.files.fingerprint, self._capabilities(),
+            )  # fmt: skip
+            self._beat_at = time.monotonic() + BEAT_SECONDS
+
+    def _capabilities(self) -> Capabilities:
+        return replace(host_of(SOURCE).capabilities, engine="redraft", losslessness="lossless")
 
     def _follow_routes(self, engine: Engine) -> None:
         """Give each drafter that a route names a lane, and take the lanes away that no route leads to any more."""
@@ -215,6 +242,8 @@ class Attachment:
             self._live,
             lambda share: hold(engine, share, lane),
             lambda: engine.lanes.broken(lane),
+            self._target.files.fingerprint,
+            self._capabilities,
         )
 
 

@@ -10,6 +10,7 @@ import typer
 from cli.bench_adapt import adapt, grid
 from cli.bench_drafters import drafters
 from cli.bench_input import FileOption, TokensOption, numbers, prepare, texts_of
+from cli.bench_sidecar import sidecar
 from cli.bench_tables import show_decode, show_feedback, show_soak
 from cli.init import SAMPLE_PROMPTS, read_prompts
 from cli.opened import DrafterOption
@@ -141,3 +142,4 @@ def _check_filled(requests: int, batches: tuple[int, ...]) -> None:
 app.command()(adapt)
 app.command()(grid)
 app.command()(drafters)
+app.command()(sidecar)

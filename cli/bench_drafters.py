@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from benchmarks.drafters_rows import DrafterRow
     from storage.records import FeedbackRecord
 
-LAYERS = 2  # of a causal_lm's version 1, as `redraft init` makes it
 COLUMNS = (
     "kind", "shape", "weights", "probability", "length", "draft cost", "round cost", "tokens/round", "tokens/s",
     "progress", "speed-up", "training s", "same as plain",
@@ -38,7 +37,8 @@ def drafters(
     ],
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="further workloads")] = None,
     requests: Annotated[int, typer.Option(help="records of each workload to learn from", min=1)] = 64,
-    unseen: Annotated[int, typer.Option(help="further prompts of each workload, to decode", min=1)] = 8,
+    unseen: Annotated[int, typer.Option(help="further prompts of each workload, to judge by", min=1)] = 8,
+    decoded: Annotated[int | None, typer.Option(help="of these, with every arm; default: all", min=1)] = None,
     kinds: Annotated[str, typer.Option(help="separated by commas; default: all there are, and ngram")] = "",
     k: Annotated[int, typer.Option("--k", help="draft length", min=1)] = 4,
     nodes: Annotated[int, typer.Option(help="tokens of a tree at most; 0: no trees", min=0)] = 16,
@@ -59,7 +59,8 @@ def drafters(
 
     The target's answers are made once and kept in the cache folder (REDRAFT_CACHE).
     """
-    _check(k, nodes, unseen, batch)
+    decoded = decoded or unseen
+    _check(k, nodes, unseen, decoded, batch)
     texts = texts_of([*workload, *(more or [])])
     prepare()
     from adapter.distil import DistilConfig
@@ -73,7 +74,7 @@ def drafters(
     from service.engine.governor import GovernorConfig
 
     traffic = Traffic(requests, unseen, max_tokens, 0)
-    asked = DraftersSettings(traffic, _kinds(kinds), k, nodes, batch, repeats, together, warm_start)
+    asked = DraftersSettings(traffic, decoded, _kinds(kinds), k, nodes, batch, repeats, together, warm_start)
     distil = settings(DistilConfig)
     distil = replace(distil, epochs=passes or distil.epochs, positions="verified")  # nothing was proposed yet
     _say_plan(asked, tuple(texts), distil.epochs)
@@ -91,14 +92,16 @@ def drafters(
         write(html, page(report))
 
 
-def _check(k: int, nodes: int, unseen: int, batch: int) -> None:
+def _check(k: int, nodes: int, unseen: int, decoded: int, batch: int) -> None:
     """What can be seen to be wrong before anything slow; raises `CommandError`."""
     if nodes and nodes <= k:
         raise CommandError(f"--nodes {nodes} is no tree of depth {k}: ask for more than --k, or for 0: no trees")
     if nodes and k < 2:
         raise CommandError("--k 1 leaves nothing for a tree to grow from: ask for 2 or more, or for --nodes 0")
-    if unseen < batch:
-        raise CommandError(f"--unseen {unseen} does not fill a batch of {batch}: ask for as many or more")
+    if decoded > unseen:
+        raise CommandError(f"--decoded {decoded} is more than --unseen {unseen}: ask for as many or fewer")
+    if decoded < batch:
+        raise CommandError(f"{decoded} prompts to decode do not fill a batch of {batch}: ask for as many or more")
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -110,11 +113,11 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 def _say_plan(asked: "DraftersSettings", workloads: Sequence[str], passes: int) -> None:
     traffic = asked.traffic
-    arms = 1 + len(asked.kinds) * len(asked.shapes)
-    tokens = len(workloads) * arms * asked.repeats * traffic.held_out * traffic.max_tokens
+    arms = 1 + sum(len(asked.shapes(kind)) for kind in asked.kinds)
+    tokens = len(workloads) * arms * asked.repeats * asked.decoded * traffic.max_tokens
     say(
         f"{', '.join(asked.kinds)} on {', '.join(workloads)}: each learns from {traffic.requests} records of a "
-        f"workload in {passes} passes; then {arms} arms decode {traffic.held_out} unseen prompts, at most "
+        f"workload in {passes} passes; then {arms} arms decode {asked.decoded} unseen prompts, at most "
         f"{traffic.max_tokens} tokens each, {asked.repeats} times: {tokens:,} tokens in all"
     )
 
@@ -128,7 +131,7 @@ def _starts(asked: "DraftersSettings", target: "Target", folder: Path) -> "Start
     answers = cache(partial(_sample_answers, target, folder))
 
     def start(kind: str) -> "Callable[[], LearntDrafter]":
-        plan = Plan("bench", LAYERS, None, None, SAMPLE_PROMPTS, asked.warm_start, kind, asked.draft_length)
+        plan = Plan("bench", None, None, None, SAMPLE_PROMPTS, asked.warm_start, kind, asked.draft_length)
         return lambda: drafter_from(plan, target, embedding, answers())
 
     return {kind: start(kind) for kind in asked.kinds if kind != Ngram.kind}

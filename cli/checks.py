@@ -19,13 +19,12 @@ from storage.config import StorageConfig, read
 from storage.database import check_migrated, now, open_database, reading
 from storage.redis_clients import admin
 from storage.registry import Drafter, Registry
-from storage.servers import Servers
+from storage.servers import WORKERS, Servers
 from storage.weights import BlobDamaged, WeightsStore
 
 OLDEST_REDIS = (7, 0)
 CLOCK_SECONDS = 5.0
 HISTORY_SECONDS = 120.0  # feedback that waits longer to be folded has no housekeeper
-WORKERS = ("trainer", "housekeeper", "beat")
 DROPPED = re.compile(r'^redraft_feedback_dropped_total\{.*?reason="(\w+)".*?\} ([0-9.e+]+)$', re.MULTILINE)
 
 MENDING = {
@@ -38,7 +37,9 @@ MENDING = {
     "stored weights": "restore the files from a backup, or roll back to a whole version (`redraft rollback --to N`)",
     "purges": "run `redraft purge --tenant T` again, or start `redraft housekeeper`, which goes on with it",
     "drafter": "make one with `redraft init NAME`, or set REDRAFT_DRAFTER",
+    "targets": "serve the old target again, or make a drafter for the new one with `redraft init NAME`",
     "servers": "start `redraft serve`, or read its log",
+    "hosts": "start the engine without its lossy settings; REDRAFT_ENGINE_LOSSLESS=yes if you know that it has none",
     "worker": "start what is missing: `redraft trainer`, `redraft housekeeper`, `redraft beat`",
     "feedback": "see that `redraft housekeeper` and `redraft beat` run",
     "clocks": "synchronise the clocks (NTP)",
@@ -97,7 +98,9 @@ class Checks:
             Look("stored weights", self.look_at_blobs, mend["stored weights"], ("database", "weights store")),
             Look("purges", self.look_at_purges, mend["purges"], ("database",)),
             Look("drafter", self.look_at_drafter, mend["drafter"], ("database", "target")),
+            Look("targets", self.look_at_targets, mend["targets"], ("database",)),
             Look("servers", self.look_at_servers, mend["servers"], ("drafter",)),
+            Look("hosts", self.look_at_hosts, mend["hosts"], ("database",)),
             Look("worker", self.look_at_worker, mend["worker"], ("database",)),
             Look("feedback", self.look_at_feedback, mend["feedback"], ("Redis", "drafter")),
             Look("clocks", self.look_at_clocks, mend["clocks"], ("database", "Redis")),
@@ -184,6 +187,24 @@ class Checks:
         if behind:
             raise CommandError(f"version {pointer.live.number} is live, but " + "; ".join(behind))
         return f"{len(alive)} alive, all with version {pointer.live.number}"
+
+    def look_at_targets(self) -> str:
+        """No drafter's target was changed, unless another drafter is for the new one."""
+        from storage.target_changes import stopped
+
+        changes = stopped(self.database).values()
+        if alone := [change.reason for change in changes if not change.successor]:
+            raise CommandError("; ".join(alone))
+        return "; ".join(change.reason for change in changes) or "no drafter's target has changed"
+
+    def look_at_hosts(self) -> str:
+        from cli.hosts import lossy_lines
+
+        hosts = Servers(self.database).hosts()
+        if lossy := lossy_lines(hosts):
+            raise CommandError("; ".join(lossy))
+        kinds = sorted({server.host_kind for server in hosts})
+        return f"{', '.join(kinds) or 'none'} attached; none is known to be lossy"
 
     def look_at_worker(self) -> str:
         seen = {server.host_kind: server.last_seen for server in Servers(self.database).live("")}

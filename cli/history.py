@@ -41,7 +41,7 @@ def history(
 
 def _flat(row: AcceptanceRow) -> dict[str, Any]:
     rates = {"acceptance_rate": row.acceptance_rate, "acceptance_length": row.acceptance_length}
-    return {**plain(row), **rates}
+    return {**plain(row), **rates, "lossless": row.lossless}
 
 
 def _lines(rows: Sequence[AcceptanceRow]) -> list[tuple[str, ...]]:

@@ -33,6 +33,7 @@ ANSWER_TOKENS = 64
 DRAFT_VOCAB = 8192
 DEPTHS = 4
 RANK = 16
+PASSES = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Plan:
     """What was asked for."""
 
     name: str
-    layers: int
+    layers: int | None  # None: the kind's own
     draft_vocab: int | None  # None: 8,192, or all of a checkpoint's
     checkpoint: Path | None
     prompts: Path
@@ -48,18 +49,21 @@ class Plan:
     kind: str = "causal_lm"
     depths: int = DEPTHS
     rank: int = RANK
+    passes: int = PASSES
+    host: str = ""  # what is to serve it; empty: any
 
 
 def init(
     name: Annotated[str, typer.Argument(help="name of the new drafter")],
     kind: Annotated[str, typer.Option(help="causal_lm, medusa, mtp, eagle or streaming")] = "causal_lm",
     layers: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="causal_lm: how many of the target's first layers to take; streaming: in how many last ones",
+            help="causal_lm: how many of the target's first layers to take, default 2; "
+            "streaming: in how many last ones, default 1",
             min=1,
         ),
-    ] = 2,
+    ] = None,
     depths: Annotated[
         int,
         typer.Option(
@@ -68,6 +72,14 @@ def init(
         ),
     ] = DEPTHS,
     rank: Annotated[int, typer.Option(help="streaming: rank of the adapters", min=1)] = RANK,
+    passes: Annotated[
+        int,
+        typer.Option(
+            help="streaming: 1, streams go along in the target's verifying pass; 2: in a short one after it",
+            min=1,
+            max=2,
+        ),
+    ] = PASSES,
     draft_vocab: Annotated[
         int | None,
         typer.Option(help="tokens that the drafter may propose; default 8192, or all of a checkpoint's", min=1),
@@ -77,11 +89,14 @@ def init(
     ] = None,
     prompts: Annotated[Path, typer.Option(help='sample prompts: JSON lines, each {"prompt": "..."}')] = SAMPLE_PROMPTS,
     warm_up: Annotated[bool, typer.Option(help="distil on the target's answers to the sample prompts first")] = False,
+    host: Annotated[
+        str, typer.Option(help="what will serve it, as `redraft hosts` names them: refuse a kind that it cannot")
+    ] = "",
 ) -> None:
     """Make version 1 of a drafter and make it live."""
     logs.configure()
     warn_unknown()
-    make(Plan(name, layers, draft_vocab, checkpoint, prompts, warm_up, kind, depths, rank))
+    make(Plan(name, layers, draft_vocab, checkpoint, prompts, warm_up, kind, depths, rank, passes, host))
 
 
 def make(plan: Plan) -> None:
@@ -89,10 +104,13 @@ def make(plan: Plan) -> None:
     from adapter.drafters.kinds import kind_of
     from adapter.target import TargetConfig, load, load_embedding
     from adapter.versions import Versions
+    from service.hosts.capabilities import check_kind
     from storage.registry import Registry
     from storage.weights import WeightsStore
 
     kind_of(plan.kind)
+    if plan.host:
+        check_kind(plan.host, plan.kind)
     if plan.checkpoint is not None and plan.kind != "causal_lm":
         raise CommandError(f"--checkpoint is for causal_lm: a {plan.kind} drafter is made from the target itself")
     texts = read_prompts(plan.prompts)
@@ -193,12 +211,13 @@ def _first(plan: Plan, target: "Target", shared: "Shared", answers: "list[Feedba
 
     if plan.checkpoint is None:
         vocabulary = _vocabulary(target, answers, plan.draft_vocab or DRAFT_VOCAB)
-        made = first_version(plan.kind, target.model, shared, vocabulary, Sizes(plan.layers, plan.depths, plan.rank))
+        sizes = Sizes(plan.layers, plan.depths, plan.rank, plan.passes)
+        made = first_version(plan.kind, target.model, shared, vocabulary, sizes)
     else:
         if not plan.checkpoint.is_dir():
             raise CommandError(f"--checkpoint {plan.checkpoint}: no such directory")
         chosen = _vocabulary(target, answers, plan.draft_vocab) if plan.draft_vocab else None
-        made = CausalLM.from_checkpoint(plan.checkpoint, target.files, chosen)
+        made = CausalLM.from_checkpoint(plan.checkpoint, target.files, chosen, target.vocab_size)
     tensors = made.own_tensors()
     drafter = KINDS[plan.kind].rebuilt(made.config.to_dict(), shared, tensors)  # the target may be held in less
     drafter.load_own(tensors)

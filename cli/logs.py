@@ -21,6 +21,8 @@ PASSWORD = re.compile(r"(\w+://[^\s:/@]*):[^\s@/]+@")
 # Celery says twice a second that it rang a bell; what goes wrong is logged as a warning or an error.
 QUIET = (
     "httpx",
+    "httpx2",
+    "gguf.gguf_writer",
     "httpcore",
     "urllib3",
     "alembic",

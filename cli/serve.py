@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import CommandError, say
+from cli.output import CommandError, say, warn
 from cli.processes import begin
 from cli.settings import CommandConfig, settings, warn_unknown
 from service.engine.heap import settle
@@ -71,6 +71,7 @@ def build(
     """The application over running parts, which `stack` takes down again."""
     from adapter.routing import RoutingConfig
     from adapter.target import TargetConfig, load
+    from adapter.typical import TypicalConfig
     from adapter.watch import WatchConfig
     from cli.attachment import Attachment
     from service.app import build_app
@@ -82,7 +83,9 @@ def build(
     from service.metrics import Metrics
     from storage.registry import Registry
 
-    name = settings(CommandConfig).drafter
+    name, typical = settings(CommandConfig).drafter, settings(TypicalConfig).rule
+    if typical is not None:
+        warn("requests may ask for typical acceptance, which is LOSSY: those answers are not the target's own")
     target = load(settings(TargetConfig))
     metrics = Metrics()
     server_id = f"{socket.gethostname()}:{listener.getsockname()[1]}"
@@ -98,9 +101,8 @@ def build(
     attachment.start(engine)
     attachment.wait(FIRST_SWAP_SECONDS)
     gc.freeze()  # what is loaded now stays: walking it again would pause rounds, and take seconds at the end
-    return build_app(
-        target, engine, metrics, database, lambda: attachment.drafter, config, settings(WatchConfig).holdback
-    )
+    holdback = settings(WatchConfig).holdback
+    return build_app(target, engine, metrics, database, lambda: attachment.drafter, config, holdback, typical)
 
 
 def _database(storage: StorageConfig) -> "Database":

@@ -127,7 +127,11 @@ def _window(card: Card) -> str:
     return "\n".join(lines)
 
 
-TEACHERS = {"logged": "rows logged while serving", "rescored": "the target, which scored the records again"}
+TEACHERS = {
+    "logged": "rows logged while serving",
+    "rescored": "the target, which scored the records again",
+    "engine": "a serving engine, which scored the records off-peak",
+}
 
 
 def _print_training(run: "TrainingReport") -> None:

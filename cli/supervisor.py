@@ -19,10 +19,9 @@ from cli.settings import CommandConfig
 from storage.config import StorageConfig, read, variable
 from storage.database import migrate, open_database
 from storage.registry import Registry
-from storage.servers import Servers
+from storage.servers import WORKERS, Servers
 from storage.valkey import answers as valkey_answers
 
-WORKERS = ("trainer", "housekeeper", "beat")
 COMMANDS = {"serve": ("serve", "--drain", "3")}  # others are called as their command
 READY_SECONDS = 300.0
 TICK_SECONDS = 0.2

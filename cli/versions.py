@@ -1,14 +1,16 @@
 """`redraft versions`: what was made, what became of it and why."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from cli.acceptance import COLUMNS, Acceptance, cells, of_version
+from cli.acceptance import COLUMNS, Acceptance, cells, lossy_requests, of_version
 from cli.opened import DrafterOption, JsonOption, Opened, open_drafter
-from cli.output import age, figure, number_or_dash, plain, show_json, table
+from cli.output import age, figure, number_or_dash, plain, say, show_json, table, warn
 
 if TYPE_CHECKING:
+    from storage.history import AcceptanceRow
     from storage.registry import Pointer, VersionSummary
 
 EVENTS = 10_000  # moves of the pointer that are looked at
@@ -25,7 +27,8 @@ class VersionRow:
     parent: int | None
     reason: str
     acceptance_probability: float | None
-    live: Acceptance
+    live: Acceptance  # of what was verified exactly
+    lossy_requests: int  # beside it
     created_at: datetime
     size_bytes: int
     weights_sha256: str
@@ -35,10 +38,12 @@ class VersionRow:
 
 def versions(drafter: DrafterOption = "", json: JsonOption = False) -> None:
     """List the drafter's versions: what is live first, then what it would roll back to."""
+    from storage import target_changes
+
     opened = open_drafter(drafter)
-    rows = version_rows(opened)
+    rows, stopped = version_rows(opened), target_changes.stopped(opened.database).get(opened.drafter.name)
     if json:
-        show_json([_flat(row) for row in rows])
+        show_json([{**_flat(row), "stopped": stopped and stopped.reason} for row in rows])
         return
     columns = ("version", "state", "parent", "acceptance probability", *COLUMNS, "age", "reason")
     cells_of = [
@@ -47,6 +52,10 @@ def versions(drafter: DrafterOption = "", json: JsonOption = False) -> None:
         for r in rows
     ]  # fmt: skip
     table(f"versions of {opened.drafter.name}", columns, cells_of, right=(columns[0], *columns[2:-1]))
+    if stopped:
+        warn(stopped.reason)
+    if lossy := [f"{r.lossy_requests} of version {r.number}" for r in rows if r.lossy_requests]:
+        say(f"not among these figures: requests that were verified lossily ({', '.join(lossy)}): see `redraft history`")
 
 
 def version_rows(opened: Opened) -> list[VersionRow]:
@@ -56,12 +65,12 @@ def version_rows(opened: Opened) -> list[VersionRow]:
     name = opened.drafter.name
     pointer, traffic = opened.registry.pointer(name), history.by_version(opened.database, name)
     summaries = opened.registry.versions(name)
-    rows = [_row(s, pointer, of_version(traffic, s.version.number)) for s in summaries]
+    rows = [_row(s, pointer, traffic) for s in summaries]
     successors = {e.before: e.after for e in reversed(opened.registry.events(name, limit=EVENTS)) if e.before}
     return sorted((_with_successor(row, successors) for row in rows), key=_place)
 
 
-def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> VersionRow:
+def _row(summary: "VersionSummary", pointer: "Pointer", traffic: Sequence["AcceptanceRow"]) -> VersionRow:
     version, evaluation = summary.version, summary.evaluation
     return VersionRow(
         number=version.number,
@@ -70,7 +79,8 @@ def _row(summary: "VersionSummary", pointer: "Pointer", live: Acceptance) -> Ver
         parent=version.parent,
         reason=summary.reason,
         acceptance_probability=evaluation.overall.candidate_probability if evaluation else None,
-        live=live,
+        live=of_version(traffic, version.number),
+        lossy_requests=lossy_requests(traffic, version.number),
         created_at=version.created_at,
         size_bytes=version.size_bytes,
         weights_sha256=version.weights_sha256,

@@ -15,6 +15,7 @@ from sqlalchemy import Engine as Database
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapter.target import Target
+from adapter.typical import Typical
 from service import openai_errors, operator_api
 from service.engine.engine import Engine
 from service.guard import Guard
@@ -50,16 +51,18 @@ def build_app(
     drafter: Callable[[], str],
     config: ServeConfig,
     holdback: float = 0.0,
+    typical: Typical | None = None,
 ) -> FastAPI:
     """The application that serves `target` through `engine`; operator routes are about `drafter()` (its name).
 
-    `holdback` is the share of requests that stays on the version before when an operator promotes one here.
+    `holdback` is the share of requests that stays on the version before when an operator promotes one here, `typical`
+    the lossy rule that requests may ask for.
     """
     app = FastAPI(title="redraft", docs_url=None, redoc_url=None)
     app.add_middleware(DeclaredLength, limit=config.body_limit)
     openai_errors.install(app)
     operator_api.install(app)
-    served = Served(target, engine, config.model_name or target.files.name)
+    served = Served(target, engine, config.model_name or target.files.name, typical)
     for router in (
         openai_router(served),
         operator_api.operator_router(database, drafter, Guard(database, config.names), engine.governor, holdback),

@@ -20,6 +20,7 @@ import structlog
 from service.engine.floor import Broken
 from service.placing import D, Offer, Placing
 from storage.announcements import Announcements
+from storage.capabilities import Capabilities
 from storage.config import setting
 from storage.registry import Pointer, Registry, Version
 from storage.servers import Servers
@@ -59,10 +60,14 @@ class LiveFollower(Generic[D]):
         config: LiveConfig = LiveConfig(),
         hold: Callable[[float], None] = lambda share: None,
         broken: Callable[[], Broken | None] = lambda: None,
+        target_fingerprint: str = "",
+        capabilities: Callable[[], Capabilities | None] = lambda: None,
     ) -> None:
+        """`capabilities` says what the host found of itself; it is asked at each beat, and stored with it."""
         self.drafter, self.server_id, self.host_kind = drafter, server_id, host_kind
         self.registry, self.servers = registry, servers
         self.config = config
+        self._target_fingerprint, self._capabilities = target_fingerprint, capabilities
         self.generation = 0  # applied by this server; 0: none yet
         self.error = ""  # why the newest generation is not applied
         self.failures = 0
@@ -179,7 +184,16 @@ class LiveFollower(Generic[D]):
     def _beat(self) -> None:
         """Say what this server serves: at once after a change, else every few seconds."""
         number = self.version.number if self.version else 0
-        self.servers.beat(self.server_id, self.host_kind, self.drafter, self.generation, number, self.error)
+        self.servers.beat(
+            self.server_id,
+            self.host_kind,
+            self.drafter,
+            self.generation,
+            number,
+            self.error,
+            self._target_fingerprint,
+            self._capabilities(),
+        )
         self._beat_at = time.monotonic() + BEAT_SECONDS
 
 

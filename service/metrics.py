@@ -2,7 +2,7 @@
 
 Requests are counted as they finish; the state of the parts is read when Prometheus asks. The speculative
 counters have vLLM's names after our prefix; from them, acceptance rate = accepted / draft tokens and
-acceptance length = 1 + accepted / drafts.
+acceptance length = 1 + accepted / drafts. Rounds that were verified lossily are counted under names of their own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +18,7 @@ from service.engine.generation import Generation
 from service.engine.governor import Choice, Governor
 from service.feedback import FeedbackWriter
 from service.live import LiveFollower
+from storage.records import Round
 
 WORKLOADS = 64  # labels kept apart; clients choose them freely, and each one costs memory here and in Prometheus
 OTHER = "other"
@@ -34,14 +35,12 @@ class Metrics:
         self._workloads: set[str] = set()
         self._requests = self._counter("requests", "Finished requests", "workload", "finish_reason")
         self._tokens = self._counter("output_tokens", "Tokens sent to clients", "workload")
+        self._lossy = self._counter("lossy_requests", "Finished requests with typical acceptance", "workload")
         self._followed: dict[str, _Followed] = {}  # by lane
-        spec = ("drafter", "version", "workload")
-        self._drafts = self._counter("spec_decode_num_drafts", "Rounds with a proposal", *spec)
-        self._proposed = self._counter("spec_decode_num_draft_tokens", "Proposed tokens", *spec)
-        self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens", *spec)
-        self._by_position = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position, from 0", *spec, "position"
-        )
+        self._rounds = {
+            True: self._round_counters("", ""),
+            False: self._round_counters("lossy_", ", typical acceptance"),
+        }
         self._first_token = self._histogram("time_to_first_token_seconds", "Wait for the first token", SECONDS)
         self._total = self._histogram("request_seconds", "Duration of a request", SECONDS)
         self._draft = self._histogram("draft_seconds", "Proposing, a round of a request", ROUND_SECONDS)
@@ -52,6 +51,8 @@ class Metrics:
         workload = self._label(generation.workload)
         self._requests.labels(workload, generation.finish_reason or "").inc()
         self._tokens.labels(workload).inc(len(generation.output_ids))
+        if not generation.lossless:
+            self._lossy.labels(workload).inc()
         if generation.first_token_at:
             self._first_token.observe(generation.first_token_at - generation.submitted_at)
         self._total.observe(generation.finished_at - generation.submitted_at)
@@ -76,12 +77,7 @@ class Metrics:
 
     def _count_rounds(self, generation: Generation, workload: str, drafter: str) -> None:
         for r in generation.rounds:
-            labels = (drafter, str(r.version), workload)
-            self._drafts.labels(*labels).inc()
-            self._proposed.labels(*labels).inc(r.proposed)
-            self._accepted.labels(*labels).inc(r.accepted)
-            for position in range(r.accepted):
-                self._by_position.labels(*labels, str(position)).inc()
+            self._rounds[generation.lossless].add(r, (drafter, str(r.version), workload))
             self._draft.observe(r.draft_ms / 1e3)
             self._verify.observe(r.verify_ms / 1e3)
 
@@ -91,11 +87,42 @@ class Metrics:
         self._workloads.add(workload)
         return workload
 
+    def _round_counters(self, prefix: str, what: str) -> "_RoundCounters":
+        named = ("drafter", "version", "workload")
+        return _RoundCounters(
+            self._counter(f"{prefix}spec_decode_num_drafts", f"Rounds with a proposal{what}", *named),
+            self._counter(f"{prefix}spec_decode_num_draft_tokens", f"Proposed tokens{what}", *named),
+            self._counter(f"{prefix}spec_decode_num_accepted_tokens", f"Accepted tokens{what}", *named),
+            self._counter(
+                f"{prefix}spec_decode_num_accepted_tokens_per_pos",
+                f"Accepted tokens by position, from 0{what}",
+                *named,
+                "position",
+            ),
+        )
+
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"redraft_{name}", help, labels, registry=self.registry)
 
     def _histogram(self, name: str, help: str, buckets: Iterable[float]) -> Histogram:
         return Histogram(f"redraft_{name}", help, buckets=tuple(buckets), registry=self.registry)
+
+
+@dataclass(frozen=True)
+class _RoundCounters:
+    """What rounds did; labels: drafter, version, workload."""
+
+    drafts: Counter
+    proposed: Counter
+    accepted: Counter
+    by_position: Counter
+
+    def add(self, played: Round, labels: tuple[str, str, str]) -> None:
+        self.drafts.labels(*labels).inc()
+        self.proposed.labels(*labels).inc(played.proposed)
+        self.accepted.labels(*labels).inc(played.accepted)
+        for position in range(played.accepted):
+            self.by_position.labels(*labels, str(position)).inc()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ A request's way: body checked (openai_schema) -> token ids (prompts) -> generati
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from adapter.spelling import NotSpelled, Spelling, spelling
 from adapter.structured import GrammarConstraint
 from adapter.target import Target
+from adapter.typical import Typical
 from service.deltas import Deltas
 from service.engine.engine import Engine, PromptTooLong
 from service.engine.generation import Delta, Generation
@@ -47,6 +48,7 @@ class Served:
     target: Target
     engine: Engine
     model: str  # the name that clients ask for
+    typical: Typical | None = None  # LOSSY: what requests may ask for; None: exact verification only
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -106,7 +108,24 @@ def _check(served: Served, body: Body, asked: Labels) -> None:
             f"X-Redraft-Draft-Length is at most {served.engine.draft_length} on this server",
             "x-redraft-draft-length",
         )
+    if asked.typical:
+        _check_typical(served, body)
     check_tokens(body, served.target)
+
+
+def _check_typical(served: Served, body: Body) -> None:
+    """Nobody gets another text than the target's who did not ask for it on a server that was told to allow it."""
+    if served.typical is None:
+        raise bad_request(
+            "typical acceptance is lossy: it changes the text. This server does not allow it "
+            "(REDRAFT_TYPICAL_ACCEPTANCE)",
+            "x-redraft-acceptance",
+        )
+    if body.seed is not None:
+        raise bad_request(
+            "a seed asks for a text that depends on no drafter, which typical acceptance cannot give; leave one out",
+            "x-redraft-acceptance",
+        )
 
 
 def _check_model(served: Served, asked: str) -> None:
@@ -132,8 +151,10 @@ def _envelope(served: Served, request_id: str, body: Body, asked: Labels, ids: l
         draft_length=served.engine.draft_length if asked.draft_length is None else asked.draft_length,
         include_usage=body.include_usage,
         return_token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
         return_metrics=body.return_metrics,
         spelling=None if body.alternatives_wanted is None else _spelling(served, "logprobs"),
+        typical=served.typical if asked.typical else None,
     )
 
 
@@ -142,7 +163,9 @@ async def _answer(served: Served, request: Request, body: Body, asked: Labels, r
     engine, deltas, envelope = served.engine, Deltas(), reply.envelope
     grammar = await _grammar(served, body)
     constraint = grammar or minimum_length(body, served.target)
-    wanted = generation(envelope.request_id, body, asked, envelope.prompt_ids, engine.context, deltas, constraint)
+    wanted = generation(
+        envelope.request_id, body, asked, envelope.prompt_ids, engine.context, deltas, constraint, envelope.typical
+    )
     _submit(engine, wanted)
 
     def leave() -> None:
@@ -151,7 +174,7 @@ async def _answer(served: Served, request: Request, body: Body, asked: Labels, r
             engine.cancel(envelope.request_id)
 
     if body.stream:
-        return EventStream(_events(deltas, reply, grammar), leave)
+        return EventStream(_events(deltas, reply, grammar), leave, envelope.headers)
     try:
         return _whole(await deltas.read_all(_disconnected(request)), reply, grammar)
     finally:
@@ -189,7 +212,7 @@ def _whole(deltas: list[Delta] | None, reply: Reply, grammar: GrammarConstraint 
         finish_reason=last.finish_reason,
         logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
     )
-    return JSONResponse(reply.whole(answer, last.usage))
+    return JSONResponse(reply.whole(answer, last.usage), headers=reply.envelope.headers)
 
 
 async def _events(deltas: Deltas, reply: Reply, grammar: GrammarConstraint | None) -> AsyncIterator[str]:
@@ -238,8 +261,8 @@ async def _disconnected(request: Request) -> None:
 class EventStream(StreamingResponse):
     """A stream that calls `leave` when it is over, however that came about."""
 
-    def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]) -> None:
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    def __init__(self, events: AsyncIterator[str], leave: Callable[[], None], further: Mapping[str, str]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **further}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._leave = leave
 

@@ -1,7 +1,8 @@
 """The target's log-probabilities in OpenAI's two wire formats. One entry a token, the end of text included (as vLLM).
 
 Tokens are bytes first: one that is a part of a character has no text of its own, and is written as OpenAI does,
-`\\xf0\\x9f` in a chat and `bytes:\\xf0\\x9f` in a completion.
+`\\xf0\\x9f` in a chat and `bytes:\\xf0\\x9f` in a completion. Who asks for it gets `token_id:123` for
+each, as from vLLM.
 """
 
 import codecs
@@ -15,19 +16,19 @@ Json = dict[str, Any]
 LEAST = -9999.0  # what OpenAI writes for a token that is as good as impossible; JSON has no -inf
 
 
-def chat_logprobs(spelling: Spelling, entries: Sequence[TokenLogprobs]) -> Json:
+def chat_logprobs(spelling: Spelling, entries: Sequence[TokenLogprobs], by_id: bool = False) -> Json:
     """`choices[].logprobs` of a chat."""
     content = [
-        _candidate(spelling, entry.token, entry.logprob)
-        | {"top_logprobs": [_candidate(spelling, token, logprob) for token, logprob in entry.top]}
+        _candidate(spelling, entry.token, entry.logprob, by_id)
+        | {"top_logprobs": [_candidate(spelling, token, logprob, by_id) for token, logprob in entry.top]}
         for entry in entries
     ]
     return {"content": content, "refusal": None}
 
 
-def _candidate(spelling: Spelling, token: int, logprob: float) -> Json:
+def _candidate(spelling: Spelling, token: int, logprob: float, by_id: bool) -> Json:
     known = spelling.token_bytes(token)
-    text = _text(spelling, token, "")
+    text = _text(spelling, token, "", by_id)
     return {"token": text, "logprob": max(logprob, LEAST), "bytes": None if known is None else list(known)}
 
 
@@ -38,12 +39,12 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def piece(self, spelling: Spelling, entries: Sequence[TokenLogprobs]) -> Json:
+    def piece(self, spelling: Spelling, entries: Sequence[TokenLogprobs], by_id: bool = False) -> Json:
         """The next tokens'."""
         return {
-            "tokens": [_text(spelling, entry.token, "bytes:") for entry in entries],
+            "tokens": [_text(spelling, entry.token, "bytes:", by_id) for entry in entries],
             "token_logprobs": [max(entry.logprob, LEAST) for entry in entries],
-            "top_logprobs": [_top(spelling, entry) for entry in entries],
+            "top_logprobs": [_top(spelling, entry, by_id) for entry in entries],
             "text_offset": [self._advance(spelling, entry.token) for entry in entries],
         }
 
@@ -55,17 +56,17 @@ class CompletionLogprobs:
         return begins
 
 
-def _top(spelling: Spelling, entry: TokenLogprobs) -> dict[str, float]:
+def _top(spelling: Spelling, entry: TokenLogprobs, by_id: bool) -> dict[str, float]:
     """The likeliest tokens, and the one that was chosen, as at OpenAI."""
     found: dict[str, float] = {}
     for token, logprob in (*entry.top, (entry.token, entry.logprob)):
-        found.setdefault(_text(spelling, token, "bytes:"), max(logprob, LEAST))
+        found.setdefault(_text(spelling, token, "bytes:", by_id), max(logprob, LEAST))
     return found
 
 
-def _text(spelling: Spelling, token: int, prefix: str) -> str:
-    """A token as text, `prefix` before bytes that are none."""
-    known = spelling.token_bytes(token)
+def _text(spelling: Spelling, token: int, prefix: str, by_id: bool) -> str:
+    """A token as text, `prefix` before bytes that are none; or its id."""
+    known = None if by_id else spelling.token_bytes(token)
     if known is None:
         return f"token_id:{token}"  # as vLLM writes it
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from adapter.acceptance import Acceptance
 from adapter.spelling import Spelling
+from adapter.typical import Typical
 from service.engine.generation import Delta, Usage
 from service.openai_logprobs import CompletionLogprobs, Json, chat_logprobs
 
@@ -25,8 +26,10 @@ class Envelope:
     draft_length: int  # k of this request
     include_usage: bool  # of a stream; a whole answer always carries its usage
     return_token_ids: bool
+    tokens_as_ids: bool  # in log-probabilities
     return_metrics: bool
     spelling: Spelling | None  # of the target, where log-probabilities are asked for
+    typical: Typical | None = None  # LOSSY: the rule that proposals were accepted by; None: verified exactly
 
     def body(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -36,7 +39,18 @@ class Envelope:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
             "choices": choices,
+            **self._acceptance(),
         }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """A lossy answer says so where every client and proxy can see it."""
+        return {} if self.typical is None else {"X-Redraft-Acceptance": "typical, lossy"}
+
+    def _acceptance(self) -> Json:
+        if self.typical is None:
+            return {}
+        return {"acceptance": {"rule": "typical", "lossless": False, **vars(self.typical)}}
 
     def token_ids(self, ids: Sequence[int]) -> Json:
         return {"token_ids": list(ids)} if self.return_token_ids else {}
@@ -45,7 +59,9 @@ class Envelope:
         return {"prompt_token_ids": self.prompt_ids} if self.return_token_ids else {}
 
     def metrics(self, usage: Usage) -> Json:
-        return {"metrics": {"speculative_decoding": figures(usage, self.draft_length)}} if self.return_metrics else {}
+        if not self.return_metrics:
+            return {}
+        return {"metrics": {"speculative_decoding": figures(usage, self.draft_length) | self._acceptance()}}
 
     def unfinished_usage(self) -> Json:
         """OpenAI: with include_usage, every chunk but the last says `usage: null`."""
@@ -94,7 +110,8 @@ class ChatReply:
         return self.envelope.body("chat.completion.chunk", [choice]) | self.envelope.unfinished_usage()
 
     def _logprobs(self, delta: Delta) -> Json | None:
-        return None if self.envelope.spelling is None else chat_logprobs(self.envelope.spelling, delta.logprobs)
+        spelling, by_id = self.envelope.spelling, self.envelope.tokens_as_ids
+        return None if spelling is None else chat_logprobs(spelling, delta.logprobs, by_id)
 
 
 @dataclass(frozen=True)
@@ -126,7 +143,9 @@ class CompletionReply:
 
     def _extra(self, delta: Delta) -> Json:
         ids, spelling = self.envelope.token_ids(delta.token_ids), self.envelope.spelling
-        return ids if spelling is None else ids | {"logprobs": self.logprobs.piece(spelling, delta.logprobs)}
+        if spelling is None:
+            return ids
+        return ids | {"logprobs": self.logprobs.piece(spelling, delta.logprobs, self.envelope.tokens_as_ids)}
 
 
 def counts(usage: Usage) -> Json:

@@ -10,6 +10,7 @@ from adapter.sampling import Constraint
 from adapter.spelling import Spelling
 from adapter.structured import GrammarConstraint, GrammarRefused, MinimumLength, constrain
 from adapter.target import Target
+from adapter.typical import Typical
 from service.deltas import Deltas
 from service.engine.generation import Generation
 from service.openai_errors import bad_request
@@ -27,6 +28,7 @@ class Labels:
     tenant: str
     train: bool  # False: its record is never trained on
     draft_length: int | None  # None: the engine's
+    typical: bool  # LOSSY: verify by typical acceptance
 
 
 def labels(
@@ -34,9 +36,16 @@ def labels(
     x_redraft_tenant: Label = "default",
     x_redraft_train: Annotated[Literal["yes", "no"], Header()] = "yes",
     x_redraft_draft_length: Annotated[int | None, Header(ge=0)] = None,
+    x_redraft_acceptance: Annotated[Literal["exact", "typical"], Header()] = "exact",
 ) -> Labels:
     """The X-Redraft-* headers."""
-    return Labels(x_redraft_workload, x_redraft_tenant, x_redraft_train == "yes", x_redraft_draft_length)
+    return Labels(
+        x_redraft_workload,
+        x_redraft_tenant,
+        x_redraft_train == "yes",
+        x_redraft_draft_length,
+        x_redraft_acceptance == "typical",
+    )
 
 
 Asked = Annotated[Labels, Depends(labels)]
@@ -76,6 +85,7 @@ def generation(
     context: int,
     deltas: Deltas,
     constraint: Constraint | None,
+    typical: Typical | None = None,
 ) -> Generation:
     """The request as the engine takes it; refuses one that does not fit in `context` tokens."""
     return Generation(
@@ -92,6 +102,7 @@ def generation(
         draft_length=asked.draft_length,
         logprobs=body.alternatives_wanted,
         constraint=constraint,
+        typical=typical,
         ignore_eos=body.ignore_eos,
         stop_token_ids=frozenset(body.stop_token_ids or ()),
     )

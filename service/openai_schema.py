@@ -64,6 +64,7 @@ class GenerationRequest(Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False  # in log-probabilities
     return_metrics: bool = False
 
     # Known, and without influence on the output.

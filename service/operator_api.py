@@ -160,4 +160,5 @@ def _pointer(pointer: Pointer) -> Json:
 
 
 def _row(row: AcceptanceRow) -> Json:
-    return {**asdict(row), "acceptance_rate": row.acceptance_rate, "acceptance_length": row.acceptance_length}
+    rates = {"acceptance_rate": row.acceptance_rate, "acceptance_length": row.acceptance_length}
+    return {**asdict(row), **rates, "lossless": row.lossless}

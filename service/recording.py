@@ -1,27 +1,17 @@
 """A finished generation as the feedback record that the adapter learns from. Between the engine and the writer."""
 
-import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from service.engine.generation import Generation, TeacherRow, usage
+from service.origin import Origin, resident_mb
 from storage.records import SCHEMA_VERSION, FeedbackRecord, Round, TeacherRows, int32
 
+__all__ = ["SOURCE", "Origin", "record_of", "resident_mb", "teacher_rows"]
+
 SOURCE = "reference"
-STATM = Path("/proc/self/statm")  # Linux; elsewhere the figure is left out
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Whose tokens these are: what every record of one server says."""
-
-    target_fingerprint: str
-    tokenizer_fingerprint: str
-    drafter: str  # name
 
 
 def record_of(generation: Generation, origin: Origin) -> FeedbackRecord:
@@ -43,7 +33,7 @@ def record_of(generation: Generation, origin: Origin) -> FeedbackRecord:
         top_p=generation.policy.top_p,
         top_k=generation.policy.top_k,
         structured=generation.constraint is not None,
-        lossless=True,
+        lossless=generation.lossless,
         train=generation.train,
         prompt_ids=_ids(generation, generation.prompt_ids),
         output_ids=_ids(generation, generation.output_ids),
@@ -76,13 +66,5 @@ def teacher_rows(rows: list[TeacherRow]) -> TeacherRows:
         ids=np.stack([row.ids for row in rows]).astype("<i4").tobytes(),
         log_probs=np.stack([row.log_probs for row in rows]).astype("<f2").tobytes(),
         tail_log_mass=np.array([row.tail_log_mass for row in rows], dtype="<f4").tobytes(),
+        refusals=np.array([row.refusal for row in rows], dtype="<f4").tobytes(),
     )
-
-
-def resident_mb() -> float:
-    """Resident memory of this process in MB; 0 where the system does not tell."""
-    try:
-        pages = int(STATM.read_text().split()[1])
-    except OSError:
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -7,7 +7,8 @@ Acceptance probability, rate and length are different quantities (the design's w
 from dataclasses import dataclass, field
 from typing import Any
 
-LOGGED, RESCORED = "logged", "rescored"  # what teaches: rows that serving kept, or the target, which reads again
+# What teaches: rows that serving kept, the target in the trainer, which reads again, or a serving engine, off-peak.
+LOGGED, RESCORED, ENGINE = "logged", "rescored", "engine"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrainingReport:
     mass_covered: float | None = None  # share of the mass that the window's rows name, inside the draft vocabulary
     tokens_covered: float | None = None  # share of the window's emitted tokens inside the draft vocabulary
     moments_sha256: str = ""  # the optimiser's moments that it left; "": they were not kept
-    teacher: str = LOGGED  # or RESCORED: where the target's rows came from
+    teacher: str = LOGGED  # or RESCORED or ENGINE: where the target's rows came from
 
 
 @dataclass(frozen=True)

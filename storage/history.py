@@ -1,7 +1,8 @@
 """Acceptance history: what each version accepted, by workload, policy, draft length and minute.
 
 The worker folds every record of the stream in, each once, used for training or not; the operator's commands
-and the demo read rows back. Acceptance rate and acceptance length are different figures, with k beside both.
+and the demo read rows back. What was verified lossily has policies of its own, which say so. Acceptance rate and
+acceptance length are different figures, with k beside both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,13 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import ColumnElement, Engine, delete, func, select
 from sqlalchemy.orm import Session
 
 from storage import watches
 from storage.database import insert, now, reading, transaction
 from storage.decisions import RoundCosts
-from storage.records import FeedbackRecord, Round
+from storage.records import LOSSY, FeedbackRecord, Round
 from storage.tables import AcceptanceRow as Row
 from storage.tables import FoldedRow
 
@@ -41,6 +42,10 @@ class AcceptanceRow:
     verify_ms: float
     total_ms: float  # shared out between the versions of a request by the tokens that each committed
     output_tokens: int
+
+    @property
+    def lossless(self) -> bool:
+        return not self.policy.endswith(LOSSY)
 
     @property
     def acceptance_rate(self) -> float:
@@ -73,6 +78,12 @@ def fold_new(engine: Engine, records: Iterable[FeedbackRecord]) -> list[Feedback
         return fresh
 
 
+def add(engine: Engine, drafter: str, row: AcceptanceRow) -> None:
+    """Add figures that no record carries, such as an engine's own counters; these belong to no watch."""
+    with transaction(engine) as session:
+        _add(session, drafter, row)
+
+
 def history(engine: Engine, drafter: str, since: datetime | None = None) -> list[AcceptanceRow]:
     """The drafter's rows from the minute of `since` on, oldest first."""
     found = select(Row).where(Row.drafter == drafter)
@@ -92,13 +103,18 @@ def by_version(engine: Engine, drafter: str) -> list[AcceptanceRow]:
 
 
 def round_costs(engine: Engine, drafter: str, k: int) -> RoundCosts | None:
-    """What rounds of requests with that longest proposal took; None where there were none, or no times."""
+    """What exact rounds of requests with that longest proposal took; None where there were none, or no times."""
     sums = select(func.sum(Row.rounds), func.sum(Row.draft_ms), func.sum(Row.verify_ms))
     with reading(engine) as session:
-        rounds, draft_ms, verify_ms = session.execute(sums.where(Row.drafter == drafter, Row.k == k)).one()
+        rounds, draft_ms, verify_ms = session.execute(sums.where(Row.drafter == drafter, Row.k == k, exact())).one()
     if not rounds or draft_ms + verify_ms <= 0:
         return None
     return RoundCosts(k, int(rounds), draft_ms / rounds, verify_ms / rounds)
+
+
+def exact() -> ColumnElement[bool]:
+    """Rows of what was verified exactly."""
+    return Row.policy.not_like(f"%{LOSSY}")
 
 
 def forget(engine: Engine, older_than: timedelta) -> None:

@@ -21,13 +21,13 @@ class Observation:
 
 
 def observed(record: FeedbackRecord, share: float, live: int, predecessor: int) -> Observation | None:
-    """A record seen by a watch; None where nothing was proposed, or by other versions altogether.
+    """A record seen by a watch; None where nothing was proposed, or by other versions altogether, or verified lossily.
 
     `share` is the predecessor's; `live` is the version that is watched, be it live or a canary.
     """
     rounds = [r for r in record.rounds if r.version in (live, predecessor)]
     proposed = sum(r.proposed for r in rounds)
-    if not proposed:
+    if not proposed or not record.lossless:
         return None
     held = share_of(record.request_id) < share
     meant = predecessor if held else live

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 SCHEMA_VERSION: Final = 1
+LOSSY: Final = " lossy"  # at the end of the policy of what was not verified exactly: never taken together with what was
 
 
 class RecordRefused(ValueError):
@@ -50,6 +51,9 @@ class TeacherRows(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes  # int32 [R, K], by falling probability
     log_probs: bytes  # float16 [R, K]
     tail_log_mass: bytes  # float32 [R]; log(1 - sum of the K); -inf where nothing is outside
+    refusals: bytes = (
+        b""  # float32 [R]; how likely the refusal was that a row was logged for, 0: not known; empty: of none
+    )
 
     def arrays(
         self,
@@ -61,6 +65,12 @@ class TeacherRows(msgspec.Struct, frozen=True, array_like=True):
         log_probs = np.frombuffer(self.log_probs, dtype="<f2").astype(np.float32).reshape(shape)
         return positions, ids, log_probs, np.frombuffer(self.tail_log_mass, dtype="<f4")
 
+    def refusal_chances(self) -> npt.NDArray[np.float32]:
+        """How likely the refusal was that each row was logged for [R], before chance had its say; 0: not known."""
+        if not self.refusals:
+            return np.zeros(len(self.positions) // 4, dtype=np.float32)
+        return np.frombuffer(self.refusals, dtype="<f4")
+
     def at(self, wanted: Sequence[int]) -> "TeacherRows":
         """The rows at those of the output positions that have one."""
         positions, ids, log_probs, tail = self.arrays()
@@ -71,6 +81,7 @@ class TeacherRows(msgspec.Struct, frozen=True, array_like=True):
             ids=ids[kept].tobytes(),
             log_probs=log_probs[kept].astype("<f2").tobytes(),
             tail_log_mass=tail[kept].tobytes(),
+            refusals=self.refusal_chances()[kept].tobytes() if self.refusals else b"",
         )
 
 
@@ -91,7 +102,7 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
     top_p: float
     top_k: int
     structured: bool  # structured output: counted, never trained on
-    lossless: bool
+    lossless: bool  # False: what was accepted is not what the target would have said; counted apart
     train: bool  # False: the client opted out; counted, never trained on
     prompt_ids: bytes  # int32 [P]
     output_ids: bytes  # int32 [T]
@@ -102,6 +113,7 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
     total_ms: float
     resident_mb: float
     adjusted: bool = False  # penalties or a logit bias: the emitted tokens are not the target's own choices
+    positions: str = "recorded"  # how the rounds' places are known: recorded, exact, exact_truncated, approx or none
 
     @property
     def greedy(self) -> bool:
@@ -110,12 +122,13 @@ class FeedbackRecord(msgspec.Struct, frozen=True, array_like=True):
     @property
     def exact(self) -> bool:
         """Whether every emitted token is the one that the target itself finds likeliest."""
-        return self.greedy and not self.adjusted and not self.structured
+        return self.greedy and self.lossless and not self.adjusted and not self.structured
 
     @property
     def policy(self) -> str:
         """The bucket of sampling settings under which acceptance is reported."""
-        return "greedy" if self.greedy else f"t{self.temperature:.1f}"
+        bucket = "greedy" if self.greedy else f"t{self.temperature:.1f}"
+        return bucket if self.lossless else bucket + LOSSY
 
     @property
     def prompt(self) -> npt.NDArray[np.int32]:

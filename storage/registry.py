@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from storage import audit, lineage, lookup, marks, pointer, quarantine, routes
+from storage import audit, lineage, lookup, marks, pointer, quarantine, routes, target_changes
 from storage.database import exclusive, now, reading
 from storage.decisions import Decision, Evaluation, TrainingReport
 from storage.jobs import Lease, writing
@@ -17,7 +17,7 @@ from storage.lookup import UnknownDrafter, UnknownVersion
 from storage.marks import VersionRefused
 from storage.pointer import CanaryOut, PointerMoved
 from storage.quarantine import Quarantined
-from storage.tables import DrafterRow, PointerRow, TrainingRow, VersionRow
+from storage.tables import DrafterRow, PointerRow, SuccessorRow, TrainingRow, VersionRow
 from storage.views import (
     Drafter,
     Event,
@@ -65,8 +65,12 @@ class Registry:
         weights_sha256: str,
         size_bytes: int,
         actor: str,
+        predecessor: str = "",
     ) -> Version:
-        """A drafter with version 1, live as generation 1; raises `DrafterExists`."""
+        """A drafter with version 1, live as generation 1; raises `DrafterExists`.
+
+        With a `predecessor` it is chosen in that one's place for its own target.
+        """
         with writing(self.engine, self.lease) as session:
             exclusive(session, NAMES_LOCK)
             if session.scalar(select(DrafterRow.id).where(DrafterRow.name == name)) is not None:
@@ -75,7 +79,11 @@ class Registry:
                 name=name, kind=kind, target_fingerprint=target_fingerprint,
                 tokenizer_fingerprint=tokenizer_fingerprint, config=config, created_at=now(session),
             )  # fmt: skip
-            return version_view(pointer.start(session, drafter, weights_sha256, size_bytes, actor))
+            first = pointer.start(session, drafter, weights_sha256, size_bytes, actor)
+            if predecessor:
+                before = lookup.drafter_row(session, predecessor)
+                session.add(SuccessorRow(drafter_id=drafter.id, predecessor_id=before.id))
+            return version_view(first)
 
     def drafter(self, name: str) -> Drafter:
         """The drafter of this name, retired or not; raises `UnknownDrafter`."""
@@ -90,10 +98,11 @@ class Registry:
     def choose(self, name: str, target_fingerprint: str | None = None) -> Drafter:
         """The drafter called `name`; for "" the general one: the only one of this target that is for all workloads.
 
-        Retired ones cannot be chosen. Those that are routed, or were made by routing, are for some workloads only.
+        One that was made for another target gives way to its successor for this one, where it has one. Retired ones
+        cannot be chosen. Those that are routed, or were made by routing, are for some workloads only.
         """
         if name:
-            return _fitting(self.drafter(name), target_fingerprint)
+            return _fitting(self._or_successor(name, target_fingerprint), target_fingerprint)
         found = [d for d in self.drafters() if target_fingerprint in (None, d.target_fingerprint)]
         if not found:
             raise UnknownDrafter("there is no drafter for this target: run `redraft init NAME` to make one")
@@ -104,6 +113,14 @@ class Registry:
             names = ", ".join(d.name for d in found)
             raise UnknownDrafter(f"there are several drafters ({names}): set REDRAFT_DRAFTER to one of them")
         return found[0]
+
+    def _or_successor(self, name: str, target_fingerprint: str | None) -> Drafter:
+        drafter = self.drafter(name)
+        if target_fingerprint in (None, drafter.target_fingerprint):
+            return drafter
+        with reading(self.engine) as session:
+            found = target_changes.successor(session, drafter.id, str(target_fingerprint))
+            return drafter_view(found) if found else drafter
 
     def retire_drafter(self, name: str, actor: str) -> None:
         """Take the drafter out of every list that is chosen from; its versions and history are kept."""

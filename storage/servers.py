@@ -8,8 +8,11 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Engine, delete, select
 
+from storage.capabilities import Capabilities
 from storage.database import insert, now, reading, transaction
 from storage.tables import ServerRow
+
+WORKERS = ("trainer", "housekeeper", "beat")  # the host kinds of the worker's processes, which beat here as well
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Server:
     error: str  # why the newest generation is not applied; empty when it is
     started_at: datetime
     last_seen: datetime
+    target_fingerprint: str = ""  # of what it serves; empty where it does not say
+    capabilities: Capabilities | None = None  # None where it does not say
 
 
 class Servers:
@@ -29,14 +34,23 @@ class Servers:
         self.engine = engine
 
     def beat(
-        self, server_id: str, host_kind: str, drafter: str, generation: int, version: int, error: str = ""
+        self,
+        server_id: str,
+        host_kind: str,
+        drafter: str,
+        generation: int,
+        version: int,
+        error: str = "",
+        target_fingerprint: str = "",
+        capabilities: Capabilities | None = None,
     ) -> None:
-        """Say that the server is alive and what it serves."""
+        """Say that the server is alive, what it serves, and what it can do."""
         with transaction(self.engine) as session:
             moment = now(session)
             state = {
                 "host_kind": host_kind, "drafter": drafter, "generation": generation, "version": version,
-                "error": error, "last_seen": moment,
+                "error": error, "last_seen": moment, "target_fingerprint": target_fingerprint or None,
+                "capabilities": capabilities.to_dict() if capabilities else None,
             }  # fmt: skip
             row = insert(session, ServerRow).values(id=server_id, started_at=moment, **state)
             session.execute(row.on_conflict_do_update(index_elements=["id"], set_=state))
@@ -47,6 +61,13 @@ class Servers:
             since = now(session) - timedelta(seconds=within_seconds)
             found = select(ServerRow).where(ServerRow.drafter == drafter, ServerRow.last_seen >= since)
             return [_server(row) for row in session.scalars(found.order_by(ServerRow.id))]
+
+    def hosts(self, within_seconds: float = 15) -> list[Server]:
+        """The servers of all drafters that were heard of lately, by drafter and id; no processes of the worker."""
+        with reading(self.engine) as session:
+            since = now(session) - timedelta(seconds=within_seconds)
+            found = select(ServerRow).where(ServerRow.host_kind.not_in(WORKERS), ServerRow.last_seen >= since)
+            return [_server(row) for row in session.scalars(found.order_by(ServerRow.drafter, ServerRow.id))]
 
     def gone(self, server_id: str) -> None:
         """The server stopped in good order: nobody need wait for it."""
@@ -70,4 +91,6 @@ def _server(row: ServerRow) -> Server:
         row.error,
         row.started_at,
         row.last_seen,
+        row.target_fingerprint or "",
+        Capabilities.from_dict(row.capabilities),
     )

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from storage import routes
 from storage.database import insert, now, reading, transaction
+from storage.history import exact
 from storage.tables import AcceptanceRow as Row
 from storage.tables import DrafterRow, ScoredWindowRow, StandingRow, WindowRecordRow, WindowRow
 
@@ -109,7 +110,7 @@ class Standings:
                     func.sum(Row.verify_ms),
                     func.sum(Row.rounds),
                 )
-                .where(Row.drafter.in_(drafters), Row.bucket >= since)
+                .where(Row.drafter.in_(drafters), Row.bucket >= since, exact())
                 .group_by(Row.drafter)
             )
             rows = session.execute(found).tuples().all()

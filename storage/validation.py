@@ -97,10 +97,13 @@ def _validate_teacher(record: FeedbackRecord, vocab_size: int) -> None:
         raise RecordRefused("teacher rows without a top-K")
     try:
         positions, ids, log_probs, tail = rows.arrays()
+        chances = rows.refusal_chances()
     except ValueError as error:
         raise RecordRefused(f"teacher rows of unequal lengths: {error}") from error
-    if len(tail) != len(positions):
+    if not len(tail) == len(chances) == len(positions):
         raise RecordRefused("teacher rows of unequal lengths")
+    if not ((chances >= 0) & (chances <= 1 + MASS_TOLERANCE)).all():
+        raise RecordRefused("chances of refusals must lie between 0 and 1")
     if not len(positions):
         return
     if positions.min() < 0 or positions.max() >= len(record.output) or (np.diff(positions) <= 0).any():
@@ -134,15 +137,28 @@ def _validate_mass(log_probs: Floats, tail: Floats, vocab_size: int) -> None:
         raise RecordRefused("a teacher row has more mass outside its top K than ids outside it could hold")
 
 
-def _validate_choices(emitted: Ints, ids: Ints, log_probs: Floats, positions: Ints) -> None:
-    """Temperature 0: the emitted token is the row's first, but for near-ties; else rows and text are not of one run.
+def contradicted(record: FeedbackRecord) -> tuple[int, int]:
+    """(greedy tokens that have a row of the target's, those among them that the target finds clearly less likely).
 
-    A token that is not among the K is at most as likely as the last of them.
+    Of a sound record only; what is said of greedy requests holds whether or not their engine counts as lossless.
     """
+    positions, ids, log_probs, _ = record.teacher.arrays()
+    if not record.greedy or record.adjusted or record.structured or not record.train or not len(positions):
+        return 0, 0
+    return len(positions), int(_unlikely(record.output[positions], ids, log_probs).sum())
+
+
+def _unlikely(emitted: Ints, ids: Ints, log_probs: Floats) -> npt.NDArray[np.bool_]:
+    """Which tokens are not their row's first, but for near-ties. What is not among the K counts as the last of them."""
     own = np.where(ids == emitted[:, None], log_probs, log_probs[:, -1:]).max(axis=1)
-    contradicted = np.flatnonzero(own < log_probs[:, 0] - TIE)
-    if len(contradicted):
-        at = int(positions[contradicted[0]])
+    return np.asarray(own < log_probs[:, 0] - TIE)
+
+
+def _validate_choices(emitted: Ints, ids: Ints, log_probs: Floats, positions: Ints) -> None:
+    """Temperature 0: the emitted token is the row's first, but for near-ties; else rows and text are not of one run."""
+    odd = np.flatnonzero(_unlikely(emitted, ids, log_probs))
+    if len(odd):
+        at = int(positions[odd[0]])
         raise RecordRefused(f"the greedy token at output index {at} is not the one its teacher row finds likeliest")
 
 

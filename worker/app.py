@@ -16,6 +16,7 @@ from storage.redis_clients import celery_broker
 from worker.config import TrainerConfig
 
 ADAPT_QUEUE = "adapt"
+TRAINING = ("adapt", "replay_plain", "route", "go_on")  # the trainer's tasks
 HOUSEKEEPING_QUEUE = "housekeeping"
 DOORBELL_EXPIRES = 60  # seconds; the sweep rings again, so an old doorbell is worth nothing
 HEARTBEAT_SECONDS = 5.0
@@ -33,7 +34,7 @@ def build_app(storage: StorageConfig, trainer: TrainerConfig, routing: RoutingCo
         worker_hijack_root_logger=False,
         broker_connection_retry_on_startup=True,
         broker_transport_options={"visibility_timeout": 3600},
-        task_routes={f"worker.tasks.{name}": {"queue": ADAPT_QUEUE} for name in ("adapt", "replay_plain", "route")},
+        task_routes={f"worker.tasks.{name}": {"queue": ADAPT_QUEUE} for name in TRAINING},
         task_default_queue=HOUSEKEEPING_QUEUE,
         beat_schedule={
             "sweep": _every("worker.tasks.sweep", trainer.sweep_seconds),

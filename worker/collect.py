@@ -4,7 +4,7 @@ A window is stored in SQL and the weights store in one go, so a crash at any lin
 record twice: a stored window that was not decided on is picked up again before new feedback is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import structlog
@@ -23,6 +23,7 @@ log = structlog.get_logger()
 
 CONSUMER = "trainer"  # one name: the lease admits one trainer, and the next takes up what it left unacknowledged
 SIZE, AGE, DRIFT = "size", "age", "drift"
+Teach = Callable[[list[FeedbackRecord]], list[FeedbackRecord]]  # the same records, some with other rows
 
 
 def due(waiting: Waiting, config: TriggerConfig, alarmed: bool = False) -> str:
@@ -43,10 +44,12 @@ def collect(
     vocab_size: int,
     config: TriggerConfig,
     lease: Lease,
+    teach: Teach = lambda records: records,
 ) -> Window | None:
     """The window to learn from: one that a crash left undecided, or a new one when an update is due.
 
-    Too few sound records make no window: they stay on the stream until more have come.
+    Too few sound records make no window: they stay on the stream until more have come. `teach` gives those of a window
+    other rows of the target's before they are stored; after a crash it is asked again.
     """
     undecided = windows.open(drafter.name)
     if undecided is not None:
@@ -59,6 +62,7 @@ def collect(
     training, holdout = _split(sifted.kept, config.holdout_share)
     window = None
     if enough and training:
+        training, holdout = _split(teach(sifted.kept), config.holdout_share)
         window = windows.keep(drafter.name, training, holdout, lease, cause, sifted.left_out)
     for entry in sifted.refused:
         stream.quarantine(entry.entry_id, entry.data, entry.reason)

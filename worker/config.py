@@ -1,6 +1,7 @@
 """When the worker acts, and how much of the machine it takes."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from storage.config import setting
 
@@ -22,6 +23,17 @@ class TriggerConfig:
     )
     draft_length: int = setting(4, "k: tokens proposed a round at most; 0 for plain decoding")
     holdout_windows: int = setting(4, "recent windows whose holdout the gate scores")
+
+
+@dataclass(frozen=True)
+class LineageConfig:
+    """What becomes of a drafter whose target has changed."""
+
+    new_lineage: Literal["off", "auto"] = setting(
+        "off",
+        "when a drafter's target has changed: off, its adaptation stops; auto, and a drafter for the new target, with "
+        "the same tokenizer, goes on from its live weights",
+    )
 
 
 @dataclass(frozen=True)

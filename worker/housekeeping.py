@@ -7,13 +7,13 @@ from redis import Redis, RedisError
 from sqlalchemy import Engine
 
 from adapter.drift import DriftConfig, follow, is_plain, sampled
-from storage import garbage, history, purge, retention
+from storage import garbage, history, left_out, purge, retention, target_changes
 from storage.announcements import announce_pending
 from storage.config import StorageConfig
 from storage.drift import DriftStore
 from storage.jobs import Jobs
 from storage.records import FeedbackRecord, RecordRefused, decode
-from storage.registry import Registry
+from storage.registry import Drafter, Registry
 from storage.retention import RetentionConfig
 from storage.servers import Servers
 from storage.stream import ADAPT, HISTORY, FeedbackStream
@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 FOLD_BATCH = 256
 CONSUMER = "housekeeper"
+OTHER_TARGET = "other_target"  # the guard that keeps such records out of the history
 
 
 class Housekeeper:
@@ -43,6 +44,7 @@ class Housekeeper:
         kept: RetentionConfig | None = None,
     ) -> None:
         self.saw_plain = False  # whether the last fold met requests that only a replay can say something of
+        self.target_changed = False  # whether a drafter was stopped for that, and none goes on for the new target
         self._kept = kept or RetentionConfig()
         self._drift, self._drift_store = drift or DriftConfig(), DriftStore(database)
         self._database, self._redis, self._storage, self._trigger = database, redis, storage, trigger
@@ -51,11 +53,12 @@ class Housekeeper:
 
     def sweep(self) -> list[int]:
         """The job ids to ring for: of updates that are now due, and of jobs whose doorbell or worker was lost."""
-        windows = Windows(self._database, self._blobs)
+        windows, stopped = Windows(self._database, self._blobs), target_changes.stopped(self._database)
+        self.target_changed = any(not change.successor for change in stopped.values())
         for drafter in Registry(self._database).drafters(include_retired=True):
             stream = self._stream(drafter.name)
             stream.trim()
-            if drafter.retired_at is not None:
+            if drafter.retired_at is not None or drafter.name in stopped:
                 continue
             alarmed = self._drift_store.pending(drafter.name)
             undecided = windows.open(drafter.name) is not None
@@ -82,11 +85,29 @@ class Housekeeper:
             stream = self._stream(drafter.name)
             while (batch := stream.read(HISTORY, CONSUMER, FOLD_BATCH)).entries:
                 records = [r for _, data in batch.entries if (r := _decoded(data)) is not None]
+                records = self._of_its_target(drafter, records)
                 fresh = history.fold_new(self._database, records)
                 self._look_for_drift(drafter.name, fresh)
                 folded += len(fresh)
                 stream.acknowledge(HISTORY, [entry_id for entry_id, _ in batch.entries])
         return folded
+
+    def _of_its_target(self, drafter: Drafter, records: list[FeedbackRecord]) -> list[FeedbackRecord]:
+        """The records that say something of this drafter; of those of another target, the newest one decides."""
+        own = [record for record in records if record.target_fingerprint == drafter.target_fingerprint]
+        if not records or drafter.retired_at is not None:
+            return own
+        newest = max(records, key=lambda record: record.finished_at)
+        if newest.target_fingerprint != drafter.target_fingerprint:
+            seen, by = newest.target_fingerprint, f"host {newest.source}"
+            if target_changes.notice(self._database, drafter.name, seen, "records", by):
+                log.error("target.changed", reason=target_changes.stopped(self._database)[drafter.name].reason)
+        elif drafter.name in target_changes.stopped(self._database):
+            target_changes.settle(self._database, drafter.name, f"host {newest.source}", ("records",))
+        if others := len(records) - len(own):
+            reason = "made by another target than the drafter's"
+            left_out.count(self._database, drafter.name, {OTHER_TARGET: others}, {OTHER_TARGET: reason})
+        return own
 
     def _look_for_drift(self, drafter: str, fresh: list[FeedbackRecord]) -> None:
         """After the fold, not in it: what a crash between the two hides from the detectors is a few requests."""

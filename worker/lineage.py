@@ -20,9 +20,12 @@ from adapter.machine import machine
 from adapter.versions import Versions
 from storage.decisions import LOGGED, RESCORED, TrainingInputs, TrainingReport
 from storage.registry import Drafter, Registry, Version
+from storage.validation import contradicted
 from storage.windows import Window, Windows
 from worker.rescoring import Rescorer
 from worker.reservoir import replay
+
+ODD_SHARE = 0.02  # of greedy tokens: engine and trainer round differently, mostly at near-ties
 
 log = structlog.get_logger()
 
@@ -99,6 +102,28 @@ def taught(
     window, again = read.records[: len(lesson.window)], read.records[len(lesson.window) :]
     lesson = replace(lesson, window=window, replay=again, hidden=read.hidden, inputs=names)
     return replace(inputs, names=names, lesson=lesson)
+
+
+def check_text(inputs: Gathered, config: DistilConfig) -> None:
+    """Raise `TrainingFailed` where the target, asked again, would not have said what greedy requests were answered.
+
+    Then the engine serves other weights than the trainer's, or verifies lossily, and says neither.
+    """
+    if not inputs.names.rescored:
+        return  # rows and text came from one engine, and were validated together
+    looked = [contradicted(record) for record in inputs.lesson.window]
+    tokens, odd = (sum(figures) for figures in zip(*looked, strict=True)) if looked else (0, 0)
+    if odd <= max(2.0, ODD_SHARE * tokens):
+        return
+    reason = (
+        f"{odd} of {tokens} greedy tokens are not what this target would have said: the engine serves other weights, "
+        "or verifies lossily. See `redraft hosts`, and that REDRAFT_TARGET is what the engine serves"
+    )
+    nothing = float("nan")
+    report = TrainingReport(
+        config.seed, asdict(config), len(looked), 0, 0, nothing, nothing, 0.0, "failed", reason, inputs.names
+    )
+    raise TrainingFailed(_told(report, inputs, None))
 
 
 def trained(

@@ -13,17 +13,18 @@ from adapter.replay import evaluate
 from adapter.versions import Versions
 from adapter.watch import WatchConfig
 from storage.canary import Canaries
-from storage.decisions import Decision
+from storage.decisions import ENGINE, LOGGED, Decision
 from storage.history import round_costs
 from storage.jobs import Lease
 from storage.records import FeedbackRecord
 from storage.registry import CanaryOut, Drafter, PointerMoved, Quarantined, Registry, Version
 from storage.stream import FeedbackStream
 from storage.windows import Window, Windows
-from worker.collect import collect
+from worker.collect import Teach, collect
 from worker.config import TriggerConfig
+from worker.engine_teacher import EngineTeacher
 from worker.guards import distinct
-from worker.lineage import chosen, gathered, taught, trained
+from worker.lineage import check_text, chosen, gathered, taught, trained
 from worker.rescoring import Rescorer, reread
 
 log = structlog.get_logger()
@@ -52,11 +53,15 @@ class Stores:
     lease: Lease
     rescorer: Rescorer | None = None  # None: there is no target that could read records again
     launch: Launch | None = None  # None: one process trains, this one
+    engine: EngineTeacher | None = None  # None: no engine is asked to teach
 
 
 def adapt_once(drafter: Drafter, stores: Stores, config: AdaptConfig, still_held: StillHeld) -> Decision | None:
     """Turn waiting feedback into at most one promotion. Safe to repeat after a crash at any line."""
-    window = collect(stores.stream, stores.windows, drafter, stores.weights.vocab_size, config.trigger, stores.lease)
+    window = collect(
+        stores.stream, stores.windows, drafter, stores.weights.vocab_size, config.trigger, stores.lease,
+        _teaching(stores, still_held),
+    )  # fmt: skip
     if window is None:
         return None
     candidate = stores.registry.candidate_of(window.id) or _train(drafter, window, stores, config, still_held)
@@ -77,6 +82,14 @@ def adapt_once(drafter: Drafter, stores: Stores, config: AdaptConfig, still_held
     return decision
 
 
+def _teaching(stores: Stores, still_held: StillHeld) -> Teach:
+    """What gives a window's records their rows: the engine that teaches, or what serving logged."""
+    engine = stores.engine
+    if engine is None:
+        return lambda records: records
+    return lambda records: engine.read(records, stores.weights.vocab_size, still_held)
+
+
 def _train(
     drafter: Drafter, window: Window, stores: Stores, config: AdaptConfig, still_held: StillHeld
 ) -> Version | None:
@@ -86,6 +99,7 @@ def _train(
     inputs = gathered(names, drafter, parent, stores.windows, stores.weights)
     inputs = taught(inputs, config.distil, stores.rescorer, still_held)
     try:
+        check_text(inputs, config.distil)
         made = trained(inputs, config.distil, still_held, stores.launch)
     except TrainingFailed as failure:
         log.warning("training.failed", drafter=drafter.name, window=window.id, reason=str(failure))
@@ -93,6 +107,8 @@ def _train(
         stores.windows.close(window, "failed", stores.lease)
         return None
     blob, report = stores.weights.save(made.student), made.report
+    if stores.engine is not None and report.teacher == LOGGED:
+        report = replace(report, teacher=ENGINE)
     if config.distil.carry_moments:
         kept = stores.windows.blobs.put(moments.to_bytes(made.moments))
         report = replace(report, moments_sha256=kept.sha256)

@@ -1,4 +1,4 @@
-"""The tasks: three for the trainer, and four that keep house. Each takes an id or nothing, re-reads and re-checks."""
+"""The tasks: four for the trainer, and four that keep house. Each takes an id or nothing, re-reads and re-checks."""
 
 import os
 from functools import cache
@@ -64,11 +64,21 @@ def route() -> None:
     learner().route()
 
 
+@app.task(name="worker.tasks.go_on")
+def go_on() -> None:
+    """Go on for a target that has changed under a drafter, where the settings say so."""
+    from worker.learner import learner  # torch
+
+    learner().go_on()
+
+
 @app.task(name="worker.tasks.sweep")
 def sweep() -> None:
     """Make jobs of due updates, ring again for queued and expired jobs, send what the outbox holds."""
     for job_id in housekeeper().sweep():
         adapt.apply_async((job_id,), expires=DOORBELL_EXPIRES)
+    if housekeeper().target_changed:
+        go_on.apply_async(expires=REPLAY_EXPIRES)
 
 
 @app.task(name="worker.tasks.fold_history")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
 from adapter.drafters import reading
-from adapter.drafters.decoders import decoder_around, embedding_name, first_layers
+from adapter.drafters.decoders import cache_argument, decoder_around, embedding_name, first_layers, is_plain, run
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Proposal, Shape
 from adapter.fingerprints import TargetFiles, tokenizer_fingerprint
@@ -63,6 +63,7 @@ class CausalLM(LearntDrafter):
         super().__init__(config.draft_vocab, embedding)
         self.config = config
         self.decoder = decoder_around(config.decoder, embedding)
+        self._cache = cache_argument(self.decoder)
         self.head = nn.Linear(embedding.shape[1], config.draft_vocab, bias=False)
         self.head.to(dtype=embedding.dtype, device=embedding.device)
 
@@ -83,23 +84,30 @@ class CausalLM(LearntDrafter):
         return drafter
 
     @staticmethod
-    def from_checkpoint(path: Path, files: TargetFiles, draft_to_target: Tensor | None = None) -> "CausalLM":
+    def from_checkpoint(
+        path: Path, files: TargetFiles, draft_to_target: Tensor | None = None, vocab_size: int | None = None
+    ) -> "CausalLM":
         """A causal LM saved by transformers under `path`, all of its layers, in fp32, its embedding its own.
 
-        Its head is cut down to `draft_to_target` (default: all tokens). Raises `DrafterRefused` where its
-        tokenizer is not the target's: its token ids would mean other texts.
+        Its head is cut down to `draft_to_target` (default: all tokens). Models of one family pad their vocabularies
+        differently, past the tokenizer's last token: `vocab_size` is the target's (default: the checkpoint's). Raises
+        `DrafterRefused` where its tokenizer is not the target's: its token ids would mean other texts.
         """
         if tokenizer_fingerprint(path) != files.tokenizer_fingerprint:
             raise DrafterRefused(
                 f"{path} has another tokenizer than the target {files.name}: use a checkpoint of its family"
             )
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        decoder, head = model.get_decoder(), model.get_output_embeddings().weight
-        chosen = torch.arange(len(head)) if draft_to_target is None else draft_to_target
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        if getattr(head, "bias", None) is not None:
+            raise DrafterRefused(f"the head of {path} has a bias, which a drafter's has not: use another checkpoint")
+        embedding = _padded(decoder.get_input_embeddings().weight.detach(), vocab_size)
+        known = min(len(head.weight), len(embedding))
+        chosen = torch.arange(known) if draft_to_target is None else draft_to_target[draft_to_target < known]
         layers = decoder.config.num_hidden_layers
         config = CausalLMConfig(str(path), layers, len(chosen), first_layers(decoder.config, layers))
-        drafter = CausalLM(config, decoder.get_input_embeddings().weight.detach())
-        drafter._take(decoder, head, chosen)
+        drafter = CausalLM(config, embedding)
+        drafter._take(decoder, head.weight, chosen)
         return drafter
 
     @property
@@ -120,12 +128,15 @@ class CausalLM(LearntDrafter):
         mask: which of the m remembered and new tokens each may attend to, as in `Placement`. Without one the
         attention is plainly causal, and right padding needs none.
         """
+        if is_plain(self.decoder) and positions is not None and mask is not None:
+            embedded = self.decoder.get_input_embeddings()(tokens)
+            return run(self.decoder, embedded, positions, mask, cache)
         out = self.decoder(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=mask,
-            cache=cache,
             use_cache=cache is not None,
+            **{self._cache: cache},
         )
         hidden: Tensor = out.last_hidden_state
         return hidden
@@ -159,3 +170,12 @@ class CausalLM(LearntDrafter):
         self.draft_to_target.copy_(draft_to_target)
         self.head.weight.copy_(head[self.draft_to_target])
         self.map_vocabulary()
+
+
+def _padded(embedding: Tensor, size: int | None) -> Tensor:
+    """An embedding of as many tokens as the target's; those that it lacks, which no text has, are zero."""
+    if size is None or size == len(embedding):
+        return embedding
+    padded = embedding.new_zeros(size, embedding.shape[1])
+    padded[: len(embedding)] = embedding[:size]
+    return padded

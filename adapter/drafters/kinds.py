@@ -12,19 +12,24 @@ from adapter.drafters.layer import LayerConfig
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.drafters.medusa import Medusa, MedusaConfig
 from adapter.drafters.mtp import Mtp
+from adapter.drafters.ngram import Ngram
 from adapter.drafters.shared import Shared
-from adapter.drafters.streaming import Streaming, StreamingConfig
+from adapter.drafters.streaming import PASSES, Streaming, StreamingConfig
 from adapter.taps import Taps
 from adapter.target import EMBEDDINGS
+
+FIRST = 2  # of the target's layers in a causal_lm
+LAST = 1  # and that streams go through: one taught them as much as two, in half the time a round
 
 
 @dataclass(frozen=True)
 class Sizes:
     """How large version 1 is to be; a kind looks at what concerns it."""
 
-    layers: int = 2  # of the target's first ones, or of its last ones that streams go through
+    layers: int | None = None  # first ones of the target, or last ones that streams go through; None: FIRST or LAST
     depths: int = 4  # Medusa's heads, how deep a layer is trained, or streams
     rank: int = 16  # of the streams' adapters
+    passes: int = PASSES  # in which streams go through
 
 
 Config = Mapping[str, Any]
@@ -53,7 +58,7 @@ def _causal_lm(config: Config, shared: Shared, tensors: Mapping[str, Tensor]) ->
 
 KINDS = {
     "causal_lm": Kind(
-        _causal_lm, lambda model, shared, tokens, sizes: CausalLM.from_target(model, sizes.layers, tokens)
+        _causal_lm, lambda model, shared, tokens, sizes: CausalLM.from_target(model, sizes.layers or FIRST, tokens)
     ),
     "medusa": Kind(
         lambda config, shared, tensors: Medusa(MedusaConfig.from_dict(config), shared),
@@ -70,7 +75,7 @@ KINDS = {
     "streaming": Kind(
         lambda config, shared, tensors: Streaming(StreamingConfig.from_dict(config), shared),
         lambda model, shared, tokens, sizes: Streaming.from_target(
-            model, shared, tokens, sizes.depths, sizes.layers, sizes.rank
+            model, shared, tokens, sizes.depths, sizes.layers or LAST, sizes.rank, sizes.passes
         ),
     ),
 }
@@ -78,6 +83,12 @@ KINDS = {
 
 def kind_of(name: str) -> Kind:
     """Raises `DrafterRefused`."""
+    if name == Ngram.kind:
+        raise DrafterRefused(
+            "an ngram drafter has no weights, so it has no versions to make, train, promote or roll back: serve with "
+            "REDRAFT_FALLBACK=ngram and it proposes where no drafter is live, with REDRAFT_NGRAM_FIRST=true beside a "
+            "learnt one; `redraft bench drafters` holds it against the others"
+        )
     if name not in KINDS:
         raise DrafterRefused(f"there is no kind {name!r}: use {', '.join(KINDS)}")
     return KINDS[name]

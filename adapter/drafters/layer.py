@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from adapter.drafters.conditioned import kept_states, last_states, propose, shifted
-from adapter.drafters.decoders import decoder_around, embedding_name, full_layers
+from adapter.drafters.decoders import decoder_around, embedding_name, full_layers, run
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Level, Proposal, Shape
 from adapter.drafters.shared import Shared
@@ -91,15 +91,7 @@ class LayerDrafter(LearntDrafter):
         """The states [B, n, H] after pairs of tokens [B, n] and the states [B, n, H] before them."""
         embedded = self.decoder.get_input_embeddings()(tokens)
         joined = torch.cat([self.token_norm(embedded), self.state_norm(states)], dim=-1)
-        out = self.decoder(
-            inputs_embeds=self.project(joined),
-            position_ids=positions,
-            attention_mask=mask,
-            cache=memory,
-            use_cache=True,
-        )
-        after: Tensor = out.last_hidden_state
-        return after
+        return run(self.decoder, self.project(joined), positions, mask, memory)
 
     def follow(self, memory: KeyValues | None, rows: list[FollowRow], hidden: Tensor) -> Tensor:
         """Read the verified pairs; the state [B, H] after each row's last one."""
@@ -139,10 +131,6 @@ class LayerDrafter(LearntDrafter):
 
     def shared_names(self) -> set[str]:
         return {f"decoder.{embedding_name(self.decoder)}"}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.shared.embedding.dtype
 
     @torch.no_grad()
     def start(self, model: Any, draft_to_target: Tensor) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Proposal, Shape
+from adapter.drafters.protocol import DraftRow, EarlyExit, FollowRow, KeyValues, Passing, Proposal, Reading, Shape
+from adapter.taps import Taps
 
 
 class DrafterRefused(ValueError):
@@ -49,6 +50,7 @@ class LearntDrafter(nn.Module):
     def __init__(self, draft_vocab: int, embedding: Tensor) -> None:
         """The first tokens as vocabulary, until a version is loaded; `embedding` [V, H] gives V and the device."""
         super().__init__()
+        self.dtype = embedding.dtype  # that weights and states are in
         self.decoder = None  # no memory, unless a kind has one
         vocabulary = torch.arange(draft_vocab, device=embedding.device)
         self.register_buffer("draft_to_target", vocabulary)
@@ -58,6 +60,25 @@ class LearntDrafter(nn.Module):
     def vocab_size(self) -> int:
         """V: the size of the target's vocabulary."""
         return len(self.target_to_draft)
+
+    @property
+    def rides(self) -> bool:
+        return False
+
+    @property
+    def early(self) -> EarlyExit | None:
+        return None
+
+    def join(self, model: Any) -> None:
+        """As `Drafter` has it: for kinds that share layers with the target."""
+
+    def reads(self, model: Any, passing: Passing, last: bool) -> Reading:
+        """The taps, of every token."""
+        return Taps(model, self.taps, passing)
+
+    def exit_states(self, hidden: Tensor) -> Tensor | None:
+        """Of hidden states [..., F], what the early exit's logits are made of, where there is one."""
+        return None
 
     @abstractmethod
     def propose(self, memory: KeyValues | None, rows: list[DraftRow], shape: Shape) -> Proposal:

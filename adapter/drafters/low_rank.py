@@ -6,6 +6,7 @@ W x + s U D x, with D and U of a small rank and U zero at first, so that an adap
 from torch import Generator, Tensor, nn
 
 SCALE = 16.0  # s: a window has few steps, of a size that suits whole weights
+TINY = 1e-6  # padding has no size
 
 
 class LowRank(nn.Module):
@@ -24,6 +25,8 @@ class LowRank(nn.Module):
 class Adapted(nn.Module):
     """A frozen linear layer, and what is added to it; `base` alone is the layer as it was."""
 
+    base: nn.Module
+
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
         self.base = base
@@ -33,6 +36,12 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x) + self.adapter(x)
         return out
+
+
+def scaled(states: Tensor) -> tuple[Tensor, Tensor]:
+    """The size of states [..., H], [..., 1], and the states divided by it."""
+    size = (states.square().mean(-1, keepdim=True) + TINY).sqrt()
+    return size, states / size
 
 
 ADAPTER = ".adapter."  # in the names of what is added

@@ -6,7 +6,8 @@ weights 0.8^j (2.2.1). Head 0 says the token after the one that the target has j
 
 The heads do not see one another's tokens, so the Cartesian product of their likeliest ones is a tree (2.1.2), of which
 the nodes of the highest products are proposed. Verification is the exact one of all kinds; the paper's typical
-acceptance changes the output and is not there. No memory: a row's state is the target's last hidden state.
+acceptance, which changes the output, is there for requests that ask for it (adapter/typical). No memory: a row's state
+is the target's last hidden state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -108,10 +109,6 @@ class Medusa(LearntDrafter):
 
     def fresh(self) -> "Medusa":
         return Medusa(self.config, self._shared)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._shared.embedding.dtype
 
     @torch.no_grad()
     def _start(self, head: Tensor, draft_to_target: Tensor) -> None:

@@ -7,13 +7,13 @@ are chosen and not drawn, so sampled rows are verified with q = 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Proposal, Shape
+from adapter.drafters.protocol import DraftRow, EarlyExit, FollowRow, KeyValues, Passing, Proposal, Reading, Shape
 from adapter.drafters.recent import Match, Recent
 from adapter.sampling import Sampler
 
@@ -36,6 +36,8 @@ class Ngram:
     taps: tuple[int, ...] = ()
     depths = 1
     decoder = None
+    rides = False
+    early: EarlyExit | None = None
 
     def __init__(self, vocab_size: int, device: torch.device, recent: Recent | None = None) -> None:
         self.vocab_size = vocab_size
@@ -71,8 +73,14 @@ class Ngram:
             made, (), torch.tensor(parents, dtype=torch.long, device=device).view(len(rows), width), lengths
         )
 
+    def join(self, model: Any) -> None:
+        """It shares nothing with the target."""
+
+    def reads(self, model: Any, passing: Passing, last: bool) -> Reading:
+        """Never called, as the next one: it has no taps."""
+        raise NotImplementedError("an ngram drafter reads nothing of the target's passes")
+
     def follow(self, memory: KeyValues | None, rows: list[FollowRow], hidden: Tensor) -> Tensor:
-        """Never called: it has no taps."""
         raise NotImplementedError("an ngram drafter reads nothing of the target's hidden states")
 
     def unrolled(self, tokens: Tensor, hidden: Tensor | None, positions: Tensor | None, depth: int) -> Iterator[Tensor]:

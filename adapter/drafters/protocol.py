@@ -6,8 +6,9 @@ are conditioned on the target's hidden states, and hands it back with the row.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -50,6 +51,42 @@ class KeyValues(Protocol):
         """
 
 
+class Passing(Protocol):
+    """The target's own keys and values during one of its passes."""
+
+    @property
+    def placed(self) -> Placement:
+        """Where the pass's tokens stand."""
+
+    @property
+    def narrowed(self) -> Tensor | None:
+        """Where some of them were dropped on the way, the others [B, m]."""
+
+    def seen(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, end, dim] of a layer that has run."""
+
+
+class Reading(Protocol):
+    """What passes of the target leave for a drafter."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Let the passes of this block leave it."""
+
+    def hidden(self) -> Tensor:
+        """Of the last pass, for each of its tokens: [B, n, F]."""
+
+
+class EarlyExit(Protocol):
+    """Says from a hidden state in the middle of the target's pass what follows, so that a tree can be pruned there."""
+
+    @property
+    def layer(self) -> int:
+        """How many of the target's layers have run."""
+
+    def log_probs(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """After each of the states [B, n, H]: log-probabilities [B, n, m] of target ids [B, m]; -inf: not known."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """How large a proposal is and what form it has: a chain where `nodes` is `depth`, else a tree.
@@ -62,6 +99,7 @@ class Shape:
     nodes: int  # tokens a row at most
     branches: int = 1  # children of a node at most, and nodes that are continued at each depth
     form: tuple[int, ...] = ()
+    kept: int = 0  # tokens of a tree that go through the whole of the target's pass, if its drafter can prune; 0: all
 
     @staticmethod
     def chain(length: int) -> "Shape":
@@ -147,6 +185,14 @@ class Drafter(Protocol):
         """A transformers decoder whose keys and values live in the engine's slots; None: no memory."""
 
     @property
+    def rides(self) -> bool:
+        """Whether it runs in the target's pass and over the target's own memory: its decoder then needs none."""
+
+    @property
+    def early(self) -> EarlyExit | None:
+        """By which its trees are pruned in the middle of the target's pass, where it has one."""
+
+    @property
     def depths(self) -> int:
         """Distinct depths of `unrolled`; 1 for a drafter that is a language model of its own."""
 
@@ -162,6 +208,12 @@ class Drafter(Protocol):
     def vocab_size(self) -> int:
         """V: the size of the target's vocabulary."""
 
+    def join(self, model: Any) -> None:
+        """It will be served beside this target: use the target's own layers instead of copies of them."""
+
+    def reads(self, model: Any, passing: Passing, last: bool) -> Reading:
+        """How it reads passes of this target, of which it needs but the last token if `last`. Only with taps."""
+
     def propose(self, memory: KeyValues | None, rows: list[DraftRow], shape: Shape) -> Proposal:
         """A proposal of `shape` for each row, no deeper than its draft length; row i owns slot i of `memory`."""
 
@@ -169,8 +221,8 @@ class Drafter(Protocol):
         """Take in what the target has verified; the states [B, S] that are kept for the rows. Only with taps.
 
         hidden [B, n, F] of the newly verified tokens, padded on the right: row i has len(rows[i].following). Called
-        after each target pass, a piece of a prompt or a verification. Where a row's `start` is not the end of its
-        memory, the memory begins anew there.
+        after each target pass, a piece of a prompt or a verification. Where a row's `start` is past the end of its
+        memory, what stands between was never shown, and is not looked at.
         """
 
     def unrolled(self, tokens: Tensor, hidden: Tensor | None, positions: Tensor | None, depth: int) -> Iterator[Tensor]:

@@ -7,18 +7,25 @@ norm and head, which are frozen. In each layer stream j of token t attends to th
 is the target's, bit for bit. Stream j says token t + 1 + j, all of them at once, and stands at position t + j. They
 learn the next n-gram together, stream j with weight 0.8^(j - 1).
 
-Where it differs from the paper:
-- There the streams of all proposed tokens go through the verifying pass. Here a pass of their own follows it, of the
-  last verified token's gamma streams through Ns layers: one more launch a round, about Ns / N of a target step, for
-  fewer tokens. The main stream is not run again. Its keys and values in these layers, to which streams attend, are
-  projected again from the layers' inputs, which the target's pass leaves (the taps), and kept in slots of the drafter.
-- What is kept of a row beside them is M[t], one hidden state; the streams are made of it when a proposal is due.
-- The paper prunes its tree by an early exit from layer N - Ns of the verifying pass. No state of a proposed token is
-  there before that pass, which here is the engine's and takes the tree as it is: there is no pruning. The tree is the
-  Cartesian product of the streams' choices within the node budget, as with Medusa.
+A drafter's `passes` says when they do:
+- 1: in the pass that verifies, as in the paper. The streams of all tokens under verification ride along (`riding`),
+  over the target's own keys and values, and when the round is decided those of the accepted position have been through.
+  For each the likeliest tokens are kept, in the room of one hidden state, and proposed from; sampled rows draw from
+  them.
+- 2: in a pass of their own after it, of the accepted token's gamma streams alone: one more launch a round, for fewer
+  streams. Kept is M[t], and the main stream's keys and values in these layers, projected again from what the taps read.
+One pass saves a launch, that second memory and the gap in it after plain rounds; two spare the k streams of each token
+that is not looked at. On a CPU, where nothing waits for a launch, two are faster: of SmolLM2 with 4 streams in 2 of its
+30 layers, a round is 1.17 plain ones as a chain of 4 (one pass: 1.19), and 1.70 as a tree of 16 (one pass: 1.86, and
+1.77 where it is pruned to 8). So it is 2 unless asked otherwise.
 
-The shared layers are read from the target's files once for all versions, as the head is, and are part of none. On a CPU
-each version that is served packs them for itself (adapter/packing).
+The early exit of the paper's pruning is one more head of a low rank, on the main stream after two thirds of the layers:
+it says what follows a token, by which the engine drops a tree's unlikely branches there (service/engine/pruning). The
+paper has it before the streams' layers; the earlier, the more is saved. The tree itself is the Cartesian product of the
+streams' choices within the node budget, as with Medusa.
+
+The shared layers are read from the target's files once for all versions, as the head is, and are part of none; where
+a version is served beside the target, it goes through the target's own, packed as they are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,19 +37,19 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from adapter.drafters import low_rank
+from adapter.drafters import candidates, last_layers, low_rank
 from adapter.drafters.conditioned import kept_states, last_states, propose_apart, shifted
-from adapter.drafters.decoders import decoder_around, embedding_name, full_layers
+from adapter.drafters.decoders import decoder_around, full_layers, run
+from adapter.drafters.early_exit import LowRankExit, chosen_log_probs
+from adapter.drafters.last_layers import OTHERS
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
-from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Proposal, Shape
+from adapter.drafters.protocol import DraftRow, FollowRow, KeyValues, Passing, Proposal, Reading, Shape
+from adapter.drafters.riding import Riding
 from adapter.drafters.shared import Shared
-from adapter.masks import additive
-from adapter.taps import FINAL, Taps
 
-TRIED = 8  # tokens on which the shared layers are compared with the target's own
-TINY = 1e-6  # padding has no size
-NEAR = 0.05  # relative: the target may be held in bf16
-OTHERS = "use causal_lm, medusa, mtp or eagle"
+PASSES = 2
+EXIT = (2, 3)  # of the target's layers that run before the early exit
+FORMERLY = {"passes": 2, "exit_rank": 0, "exit_layer": 0}
 
 
 @dataclass(frozen=True)
@@ -54,22 +61,25 @@ class StreamingConfig:
     draft_vocab: int
     taps: tuple[int, ...]  # the inputs of the layers that streams go through: N - Ns to N - 1
     decoder: dict[str, Any]  # the transformers configuration of a decoder of these layers
+    passes: int = PASSES
+    exit_rank: int = 0  # of the early exit; 0: none
+    exit_layer: int = 0  # how many layers have run before it
 
     @property
     def shape(self) -> str:
         return (
             f"{self.streams} streams in the last {len(self.taps)} layers, rank {self.rank}, "
-            f"{self.draft_vocab} draft tokens"
+            f"{self.passes} passes a round, {self.draft_vocab} draft tokens"
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "taps": list(self.taps)}
+        """What is as it was before there was a choice is left out: so versions of that time can be loaded."""
+        found = {**asdict(self), "taps": list(self.taps)}
+        return {name: value for name, value in found.items() if FORMERLY.get(name) != value}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "StreamingConfig":
-        return StreamingConfig(
-            data["streams"], data["rank"], data["draft_vocab"], tuple(data["taps"]), dict(data["decoder"])
-        )
+        return StreamingConfig(**{**data, "taps": tuple(data["taps"]), "decoder": dict(data["decoder"])})
 
 
 class Streaming(LearntDrafter):
@@ -83,19 +93,29 @@ class Streaming(LearntDrafter):
         """Random adapters of the shape that `config` tells. Raises `DrafterRefused` where the layers are not there."""
         super().__init__(config.draft_vocab, shared.embedding)
         self.config, self.shared = config, shared
-        self.taps, self.depths = config.taps, config.streams
+        self.taps = (*config.taps, config.exit_layer) if config.exit_rank else config.taps
+        self.depths = config.streams
         self.decoder = decoder_around(config.decoder, shared.embedding)
-        _share(self.decoder, shared, config.taps[0])
+        last_layers.share(self.decoder, shared, config.taps[0])
         low_rank.adapt(self.decoder.layers, config.rank)
         hidden = shared.embedding.shape[1]
         self.begin = low_rank.LowRank(hidden, hidden, config.rank)
-        self.begin.to(dtype=self.dtype, device=shared.embedding.device)
+        self.exit = LowRankExit(hidden, config.exit_rank) if config.exit_rank else None
+        for part in (self.begin, self.exit):
+            if part is not None:
+                part.to(dtype=self.dtype, device=shared.embedding.device)
         self.identifiers = nn.Parameter(shared.embedding.new_zeros(config.streams, hidden))
         self.head = shared.head_of(self.draft_to_target)
 
     @staticmethod
     def from_target(
-        model: Any, shared: Shared, draft_to_target: Tensor, streams: int, layers: int, rank: int
+        model: Any,
+        shared: Shared,
+        draft_to_target: Tensor,
+        streams: int,
+        layers: int,
+        rank: int,
+        passes: int = PASSES,
     ) -> "Streaming":
         """Streams that start as copies of the main one, each at its place. Raises `DrafterRefused`."""
         decoder = model.get_decoder()
@@ -104,12 +124,16 @@ class Streaming(LearntDrafter):
             raise DrafterRefused(f"{streams} streams with adapters of rank {rank}: ask for 1 at least")
         if not 1 <= layers <= present:
             raise DrafterRefused(f"streams in {layers} layers of a target of {present}: ask for 1 to {present}")
+        if passes not in (1, 2):
+            raise DrafterRefused(f"streams in {passes} passes a round: ask for 1 or 2")
         taps = tuple(range(present - layers, present))
-        config = StreamingConfig(streams, rank, len(draft_to_target), taps, full_layers(decoder.config, layers))
+        shape = full_layers(decoder.config, layers)
+        leaves = min(present * EXIT[0] // EXIT[1], taps[0])
+        config = StreamingConfig(streams, rank, len(draft_to_target), taps, shape, passes, rank, leaves)
         try:
             drafter = Streaming(config, shared)
             drafter._start(draft_to_target)
-            alike = drafter._runs_as(model)
+            alike = last_layers.run_alike(drafter, model)
         except (AttributeError, TypeError, RuntimeError) as error:
             raise DrafterRefused(f"streams cannot go through layers of this kind ({error}): {OTHERS}") from error
         if not alike:
@@ -122,7 +146,7 @@ class Streaming(LearntDrafter):
         positions [B or 1, n]. Without the adapters: these are the target's own.
         """
         cache = cast(Cache, memory)
-        inputs = hidden.chunk(len(self.taps), dim=-1)
+        inputs = self._inputs(hidden)
         cos, sin = self.decoder.rotary_emb(inputs[0], position_ids=positions)
         for at, (layer, states) in enumerate(zip(self.decoder.layers, inputs, strict=True)):
             attention, normed = layer.self_attn, layer.input_layernorm(states)
@@ -137,33 +161,73 @@ class Streaming(LearntDrafter):
         self, streams: Tensor, positions: Tensor, mask: Tensor | dict[str, Tensor], memory: Cache | KeyValues
     ) -> Tensor:
         """Streams [B, m, H] after the last layer and the final norm; they see what `mask` admits of the memory."""
-        out = self.decoder(
-            inputs_embeds=streams, position_ids=positions, attention_mask=mask, cache=memory, use_cache=True
-        )
-        after: Tensor = out.last_hidden_state
-        return after
+        return run(self.decoder, streams, positions, mask, memory)
 
     def begun(self, states: Tensor) -> Tensor:
         """The streams as they begin beside main states [..., H]: [..., gamma, H]. What is added is of their size."""
-        size = (states.square().mean(-1, keepdim=True) + TINY).sqrt()
-        added: Tensor = self.begin(states / size)[..., None, :] + self.identifiers
+        size, unit = low_rank.scaled(states)
+        added: Tensor = self.begin(unit)[..., None, :] + self.identifiers
         return states[..., None, :] + size[..., None] * added
 
+    @property
+    def rides(self) -> bool:
+        return self.config.passes == 1
+
+    def join(self, model: Any) -> None:
+        last_layers.join(self.decoder, model, self.taps[0])
+
+    def reads(self, model: Any, passing: Passing, last: bool) -> Reading:
+        """What the streams ended as, where they ride; else the layers' inputs."""
+        return Riding(self, model, passing, last) if self.rides else super().reads(model, passing, last)
+
     def follow(self, memory: KeyValues | None, rows: list[FollowRow], hidden: Tensor) -> Tensor:
-        """Keep the main stream's keys and values; the state is M [B, H] of each row's last token."""
+        """Of each row's last token the state [B, S]: M, or what its streams say."""
+        if self.rides:
+            ended = last_states(rows, hidden).view(len(rows), self.depths, -1)
+            return candidates.kept(self.logits(ended), candidates.most(ended.shape[-1], self.dtype, self.depths))
         assert memory is not None, "streams attend to the main one"
         hidden = hidden.to(self.dtype)
         place = memory.begin([row.start for row in rows], hidden.shape[1])
         self.remember(hidden, place.positions, memory)
-        return last_states(rows, hidden.chunk(len(self.taps), dim=-1)[0])
+        return last_states(rows, self._inputs(hidden)[0])
 
     def propose(self, memory: KeyValues | None, rows: list[DraftRow], shape: Shape) -> Proposal:
-        """One launch for all streams; they stand in the memory where the tokens that they say will stand."""
+        """From what the streams say; they stand in the memory where the tokens that they say will stand."""
+        states = kept_states(rows)
+        if self.rides:
+            said = candidates.logits_of(states, self.depths, self.config.draft_vocab)
+            return propose_apart(self, rows, shape, lambda depth: said[:, depth])
         assert memory is not None, "streams attend to the main one"
-        streams = self.begun(kept_states(rows))[:, : shape.depth]
+        streams = self.begun(states)[:, : shape.depth]
         place = memory.begin([row.start for row in rows], streams.shape[1])
         said = self.logits(self.read(streams, place.positions, place.mask, memory))
         return propose_apart(self, rows, shape, lambda depth: said[:, depth])
+
+    @property
+    def early(self) -> "Streaming | None":
+        """Itself."""
+        return None if self.exit is None else self
+
+    @property
+    def layer(self) -> int:
+        """Of the early exit."""
+        return self.config.exit_layer
+
+    def log_probs(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Of the early exit."""
+        assert self.exit is not None, "it has an early exit"
+        ended = self.decoder.norm(self.exit(states.to(self.dtype)))
+        return chosen_log_probs(self.logits(ended), self.target_to_draft[tokens])
+
+    def exit_states(self, hidden: Tensor) -> Tensor | None:
+        if self.exit is None:
+            return None
+        states: Tensor = self.decoder.norm(self.exit(hidden.to(self.dtype).chunk(len(self.taps), dim=-1)[-1]))
+        return states
+
+    def _inputs(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Those of the layers that streams go through, M the first, of what the taps read [B, n, F]."""
+        return hidden.chunk(len(self.taps), dim=-1)[: len(self.config.taps)]
 
     def unrolled(self, tokens: Tensor, hidden: Tensor | None, positions: Tensor | None, depth: int) -> Iterator[Tensor]:
         """Stream j + 1 of the token before, at every depth j; positions that start again part texts."""
@@ -172,9 +236,9 @@ class Streaming(LearntDrafter):
             positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         memory, hidden = DynamicCache(), hidden.to(self.dtype)
         self.remember(hidden, positions, memory)
-        streams = self.begun(hidden.chunk(len(self.taps), dim=-1)[0])
+        streams = self.begun(self._inputs(hidden)[0])
         for j in range(min(depth, self.depths)):
-            mask = _mask(positions, j, self.dtype)
+            mask = last_layers.mask_of_depth(positions, j, self.dtype)
             yield shifted(self.read(streams[..., j, :], positions + 1 + j, mask, memory), 1)
 
     def fresh(self) -> "Streaming":
@@ -189,60 +253,8 @@ class Streaming(LearntDrafter):
         super().map_vocabulary()
         self.head.weight.copy_(self.shared.head[self.draft_to_target])
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.shared.embedding.dtype
-
     @torch.no_grad()
     def _start(self, draft_to_target: Tensor) -> None:
         low_rank.start(self, torch.Generator(self.draft_to_target.device).manual_seed(0))
         self.draft_to_target.copy_(draft_to_target)
         self.map_vocabulary()
-
-    @torch.no_grad()
-    def _runs_as(self, model: Any) -> bool:
-        """Whether the layers, not yet adapted, make of their inputs what the target makes, with the same memory."""
-        tokens = self.draft_to_target[:TRIED][None]
-        taps = Taps(model, (*self.taps, FINAL))
-        with taps.reading():
-            model.get_decoder()(input_ids=tokens.to(model.device))
-        *inputs, final = taps.hidden().to(self.shared.embedding).chunk(len(self.taps) + 1, dim=-1)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        run: Any = DynamicCache()
-        remembered: Any = DynamicCache()
-        causal = _mask(positions, 0, self.dtype)[..., : tokens.shape[1]]
-        found = self.read(inputs[0], positions, causal, run)
-        self.remember(torch.cat(inputs, dim=-1), positions, remembered)
-        pairs = [(found, final)]
-        for one, other in zip(run.layers, remembered.layers, strict=True):
-            pairs += [(other.keys, one.keys), (other.values, one.values)]
-        return all(float((a - b).norm()) <= NEAR * float(b.norm()) for a, b in pairs)
-
-
-def _share(decoder: Any, shared: Shared, first: int) -> None:
-    """Put the target's layers from `first` on, and its final norm, in place of the decoder's: no copies, and frozen."""
-    embedding = embedding_name(decoder)
-    names = {name: name for name, _ in decoder.named_parameters() if name != embedding}
-    for at in range(decoder.config.num_hidden_layers):
-        ours, theirs = f"layers.{at}.", f"layers.{first + at}."
-        names |= {name: theirs + name.removeprefix(ours) for name in names if name.startswith(ours)}
-    tensors = shared.decoder_tensors(names.values())
-    for name, theirs in names.items():
-        if theirs not in tensors or tensors[theirs].shape != decoder.get_parameter(name).shape:
-            raise DrafterRefused(f"the target's files do not hold the layers that streams go through: {OTHERS}")
-        module, _, weight = name.rpartition(".")
-        setattr(decoder.get_submodule(module), weight, nn.Parameter(tensors[theirs], requires_grad=False))
-
-
-def _mask(positions: Tensor, depth: int, dtype: torch.dtype) -> Tensor:
-    """Additive [B or 1, 1, n, (depth + 2) n] for stream depth + 1 of each token: 0 where it may attend.
-
-    The main stream comes first, then the streams in their order. It sees the main one of its text up to its token, and
-    of the streams those of its token.
-    """
-    n = positions.shape[1]
-    text = (positions == 0).cumsum(-1)
-    past = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()
-    main = past & (text[:, :, None] == text[:, None, :])
-    own = torch.eye(n, dtype=torch.bool, device=positions.device).expand_as(main)
-    return additive(torch.cat([main, *[own] * (depth + 1)], dim=-1), dtype)

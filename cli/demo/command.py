@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli import logs
-from cli.output import CommandError, console, fail, say
+from cli.output import console, fail, say
 from cli.settings import settings
 
 REPORT_FOLDER = Path("build/demo")
@@ -21,9 +21,10 @@ def demo(
 ) -> None:
     """Send real prompts to a whole stack, watch the drafter learn, roll it back, and measure."""
     logs.configure(replace(settings(logs.LogConfig), log_level="WARNING"))
-    _check_kind(kind)
+    from adapter.drafters.kinds import kind_of
     from cli.demo.story import tell
 
+    kind_of(kind)
     report = tell(console(), requests, kind, os.environ, out)
     say(
         f"{report.kind}: {report.requests} requests, {report.failed_requests} failed; {len(report.versions)} versions, "
@@ -34,16 +35,3 @@ def demo(
         fail(shortfall)
     if report.shortfalls:
         raise typer.Exit(1)
-
-
-def _check_kind(kind: str) -> None:
-    """Raises `CommandError` or `DrafterRefused` for what is no kind that learns."""
-    from adapter.drafters.kinds import kind_of
-    from adapter.drafters.ngram import Ngram
-
-    if kind == Ngram.kind:
-        raise CommandError(
-            "an ngram drafter has no weights, so it has no versions to train, promote or roll back: serve with "
-            "REDRAFT_FALLBACK=ngram to see it propose, or hold it against the others with `redraft bench drafters`"
-        )
-    kind_of(kind)

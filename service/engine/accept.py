@@ -31,6 +31,7 @@ class Outcome:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # aligned with tokens; empty unless asked for
     path: list[int] = field(default_factory=list)  # the accepted tokens' places among the proposed ones
     ranks: list[tuple[int, int]] = field(default_factory=list)  # as `Decided` has them
+    refusal: float = 0.0  # how likely it was that this would be refused; 0 where that is not known
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,17 @@ def accept(rows: list[Row], lengths: list[int], proposal: Proposal, logits: Tens
     q = {row: taken for part in proposal.drawn for row, taken in zip(part.rows, part.taken.tolist(), strict=True)}
     refused = [_refused(tokens[i], d.refused, q.get(i)) for i, d in enumerate(decided)]
     return [
-        Outcome(d.proposed, len(d.path), committed[i], *refused[i], taught.get(i), logprobs.get(i, []), d.path, d.ranks)
+        Outcome(
+            d.proposed,
+            len(d.path),
+            committed[i],
+            *refused[i],
+            taught.get(i),
+            logprobs.get(i, []),
+            d.path,
+            d.ranks,
+            rows[i].sampler.refusal if rows[i].sampler.sampled and d.refused >= 0 else 0.0,
+        )
         for i, d in enumerate(decided)
     ]
 
@@ -122,9 +133,9 @@ def _taught(rows: list[Row], decided: list[Decided], logits: Tensor) -> dict[int
     """The target's logits [V] where a row has something to teach, by row: one gather for the whole batch.
 
     That is its rejection position; and of a row above temperature 0 that is decoded plainly some positions, since
-    there the emitted token alone does not tell the target's distribution.
+    there the emitted token alone does not tell the target's distribution. What is lossy teaches nothing.
     """
-    taught = [i for i, row in enumerate(rows) if row.generation.train and _teaches(row, decided[i])]
+    taught = [i for i, row in enumerate(rows) if row.generation.trains and _teaches(row, decided[i])]
     if not taught:
         return {}
     at = torch.tensor([decided[i].end for i in taught], device=logits.device)

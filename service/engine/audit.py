@@ -1,5 +1,7 @@
 """Is speculative output the target's own? A share of greedy requests is decoded again plainly, and compared.
 
+Lossy requests are none of the target's own, whatever they say: they are left out, and counted as that.
+
 Floating point rounds differently for different batch shapes. Where two outputs part, the target's logits of
 the two tokens must be a near-tie: nearer than the rounding of a pass. Anything else is a defect.
 """
@@ -56,10 +58,13 @@ class Audit:
 
     def __init__(self, target: Target, share: float, submit: Callable[[Generation], bool]) -> None:
         self._target, self._share, self._submit = target, share, submit
-        self.verdicts: Counter[str] = Counter()  # identical, near_tie, different, skipped
+        self.verdicts: Counter[str] = Counter()  # identical, near_tie, different, skipped, lossy
 
     def consider(self, finished: Generation) -> None:
         """Called by the engine for every finished request."""
+        if not finished.lossless:
+            self.verdicts["lossy"] += 1
+            return
         if not self._auditable(finished) or share_of(f"audit {finished.request_id}") >= self._share:
             return
         tokens: list[int] = []

@@ -38,7 +38,7 @@ def note(row: Row, outcome: Outcome, result: RoundResult, version: int, teaching
     """Write down a round with a proposal, before its tokens are committed."""
     generation = row.generation
     if outcome.taught is not None:
-        teaching.hold(generation, len(generation.output_ids) + outcome.accepted, outcome.taught)
+        teaching.hold(generation, len(generation.output_ids) + outcome.accepted, outcome.taught, outcome.refusal)
     if not outcome.proposed:
         return
     generation.rounds.append(

@@ -54,6 +54,11 @@ class EngineConfig:
     tree_nodes: int = setting(
         0, "tokens of the largest tree that may be proposed a round, as deep as the draft length; 0: chains only"
     )
+    tree_kept: int = setting(
+        0,
+        "of a tree's tokens, how many go through the target's last layers where the drafter has an early exit before "
+        "them (streaming); the least likely are dropped there. 0: all",
+    )
     fallback: Fallback = setting("none", "what proposes where no drafter is live: `ngram`, or `none`: plain decoding")
     ngram_first: bool = setting(False, "let the governor also try long n-gram matches before what the drafter says")
     ngram_tokens: int = setting(
@@ -78,18 +83,24 @@ class Engine:
         on_finished: Callable[[Generation], None],
         governor: GovernorConfig = GovernorConfig(),
         floor: FloorConfig = FloorConfig(),
+        ngrams: Ngrams | None = None,
     ) -> None:
-        """Raises `MemoryBound` where the slots do not fit, and `NotServed` for a target without plain attention."""
+        """`ngrams` are looked up where the settings say so; None: in the outputs of this engine itself.
+
+        Raises `MemoryBound` where the slots do not fit, and `NotServed` for a target without plain attention.
+        """
         self._target, self._config, self._on_finished = target, config, on_finished
         self.context = min(config.context, target.context)
-        self._shapes = Shapes.of(config.draft_length, config.tree_nodes, config.ngram_first)
+        self._shapes = Shapes.of(config.draft_length, config.tree_nodes, config.ngram_first, config.tree_kept)
         capacity = self.context + self._shapes.places + 2  # padding of a batch may stand past a row's end
         attention.install(target.model)
         memory = KvMemory(config.kv_memory, config.slots, capacity)
         memory.take("target", "target", position_bytes(target.model.get_decoder()))
         self._slots = Slots(target.model.get_decoder(), config.slots, capacity)
         self._residents = Residents(floor)
-        self._ngrams = Ngrams(target, config.ngram_tokens) if config.ngram_first or config.fallback == "ngram" else None
+        self._ngrams = None
+        if config.ngram_first or config.fallback == "ngram":
+            self._ngrams = ngrams or Ngrams.of(target, config.ngram_tokens)
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
         largest = self._shapes.shape(self._shapes.largest)
@@ -253,7 +264,9 @@ class Engine:
                 ),
             )
             for row, resident, outcome in zip(rows, result.proposers, result.outcomes, strict=True)
-            if outcome.proposed and (self._ngrams is None or resident is not self._ngrams.resident)
+            if outcome.proposed
+            and row.generation.lossless  # what is accepted leniently says nothing of a drafter
+            and (self._ngrams is None or resident is not self._ngrams.resident)
         ]
         self._gone_back(self._residents.note(played))
 

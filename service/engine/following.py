@@ -1,8 +1,11 @@
 """What drafters with taps are told of the target's passes: the hidden states of what was verified, in its order.
 
 Between rounds a row keeps one vector (`Row.state`), and the drafter's memory of it. A pass that a drafter was not
-shown, while its row was decoded plainly or by another drafter, is a gap: the row is first followed again, its memory
-beginning anew there, and is asked for proposals from the next round on.
+shown, while its row was decoded plainly, is a gap in its memory, which nothing could fill without the hidden states
+that were not kept: the row is first followed again, and is asked for proposals from the next round on. What the
+drafter read before the gap, the prompt above all, it goes on seeing; after a second gap, what lies between them not.
+That matters: an EAGLE drafter of SmolLM2 (2,865 positions) found 0.23 of the next tokens with all of the text, after
+a gap 0.21 with the prompt and one token, and 0.10 with that token alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adapter.drafters.protocol import FollowRow
-from adapter.taps import Taps
+from adapter.drafters.protocol import FollowRow, Reading
 from adapter.target import Target
 from service.engine.generation import Row
 from service.engine.residents import Resident, blamed
+from service.engine.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Shown:
     row: Row
     place: int  # its slot
     start: int  # position of the first verified token
-    tokens: list[int]  # places in the pass
+    tokens: list[int]  # places in the pass; from its end, below 0
     following: list[int]
     index: int = 0  # its row of the pass
 
@@ -34,7 +37,7 @@ class Shown:
 class Reads:
     """The hidden states that a pass leaves, for each of some drafters."""
 
-    def __init__(self, taps: Mapping[Resident, Taps]) -> None:
+    def __init__(self, taps: Mapping[Resident, Reading]) -> None:
         self._taps = taps
 
     def tell(self, resident: Resident, shown: Sequence[Shown]) -> None:
@@ -42,7 +45,7 @@ class Reads:
         with blamed(resident):
             rows = [_begin(one, resident) for one in shown]
             if resident.slots is not None:
-                resident.slots.choose([one.place for one in shown], [one.row.drafter_base for one in shown])
+                resident.slots.choose([one.place for one in shown], [one.row.drafter_gap for one in shown])
             assert resident.drafter is not None, "only drafters follow"
             states = resident.drafter.follow(resident.slots, rows, self._hidden(resident, shown))
         for one, state in zip(shown, states, strict=True):
@@ -76,9 +79,16 @@ def ready(row: Row, resident: Resident) -> bool:
 
 
 @contextmanager
-def reading(target: Target, residents: Sequence[Resident]) -> Iterator[Reads]:
-    """Read the hidden states of the pass in this block for these drafters."""
-    taps = {r: Taps(target.model, r.drafter.taps) for r in residents if r.drafter is not None and has_taps(r)}
+def reading(target: Target, slots: Slots, residents: Sequence[Resident], last: bool = False) -> Iterator[Reads]:
+    """Read the hidden states of the pass in this block for these drafters.
+
+    `last`: those of its last token, where a drafter has no memory that needs the others.
+    """
+    taps = {
+        r: r.drafter.reads(target.model, slots, last and r.slots is None)
+        for r in residents
+        if r.drafter is not None and has_taps(r)
+    }
     with ExitStack() as stack:
         for one in taps.values():
             stack.enter_context(one.reading())
@@ -89,11 +99,13 @@ def turn_to(row: Row, resident: Resident) -> None:
     """A row whose last proposal came from another drafter is new to this one."""
     if row.resident is not resident:
         row.resident, row.drafter_memory = resident, resident.slots
-        row.drafter_length, row.drafter_base, row.state = 0, 0, None
+        row.drafter_length, row.drafter_gap, row.state = 0, (0, 0), None
 
 
 def _begin(shown: Shown, resident: Resident) -> FollowRow:
-    turn_to(shown.row, resident)
-    if shown.start != shown.row.drafter_length:
-        shown.row.drafter_base, shown.row.state = shown.start, None
-    return FollowRow(shown.start, shown.following, shown.row.state)
+    row = shown.row
+    turn_to(row, resident)
+    if shown.start != row.drafter_length:
+        first = row.drafter_gap[0] if row.drafter_gap[1] else row.drafter_length
+        row.drafter_gap, row.state = (first, shown.start), None
+    return FollowRow(shown.start, shown.following, row.state)

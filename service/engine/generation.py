@@ -11,6 +11,7 @@ from torch import Tensor
 
 from adapter.policy import Policy
 from adapter.sampling import Constraint, Sampler
+from adapter.typical import Typical
 from service.engine.slots import Slots
 from service.engine.text import TextStream
 from storage.records import Round
@@ -56,6 +57,7 @@ class TeacherRow:
     ids: npt.NDArray[np.int32]
     log_probs: npt.NDArray[np.float16]
     tail_log_mass: float
+    refusal: float = 0.0  # how likely that refusal was; 0 where it is not known, or there was none
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class Generation:
     draft_length: int | None = None  # None: the governor's choice; 0: plain decoding
     logprobs: int | None = None  # likeliest alternatives to report a token; None: no log-probabilities
     constraint: Constraint | None = None  # structured output
+    typical: Typical | None = None  # LOSSY: proposals need only be typical; None: exact verification
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     audit: bool = False  # decoded for the identity audit, and for nobody else
@@ -87,6 +90,15 @@ class Generation:
     first_token_at: float = 0.0
     finished_at: float = 0.0
 
+    @property
+    def lossless(self) -> bool:
+        return self.typical is None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a drafter may learn from it."""
+        return self.train and self.lossless
+
 
 @dataclass(eq=False)
 class Row:
@@ -98,7 +110,7 @@ class Row:
     sequence: list[int]  # prompt and output
     target_length: int = 0  # tokens of the sequence in the target's memory; all but the last, between rounds
     drafter_length: int = 0  # tokens of the sequence in `drafter_memory`
-    drafter_base: int = 0  # what stands before it in that memory was left out
+    drafter_gap: tuple[int, int] = (0, 0)  # from where up to where that memory was left out
     drafter_memory: Slots | None = None  # the slots of the drafter that proposed last, where it has any
     state: Tensor | None = None  # [S], what that drafter keeps of the target's hidden states, where it follows them
     resident: object = None  # that drafter

@@ -101,7 +101,7 @@ class Governor:
         with self._lock:
             self._round += 1
             if self._asked and self._worth > 0:
-                self._probes.account(self._costs.charge(played), played.committed, self._worth)
+                self._probes.account(self._costs.charge(played), played.committed, self._worth, played.width > 0)
             self._asked = False
             if any(row_class.policy != "greedy" for row_class, _, _ in played.rows):
                 self._sampled = played.sampled

@@ -38,6 +38,7 @@ class Lanes:
             return self._inbox.swap(lane, Resident(version, lane=lane), holdback, guarded)
         if drafter.decoder is not None:
             attention.install(drafter.decoder)
+        drafter.join(self._target.model)
         if isinstance(drafter, torch.nn.Module):
             pack(drafter)
         each = warm_up(drafter, self._target, self._largest)
@@ -45,7 +46,7 @@ class Lanes:
         beside = found.live.position_bytes if found is not None and holdback > 0 else 0
         self._memory.take(f"lane {lane}", f"drafter version {version}", each + beside)
         slots = None
-        if drafter.decoder is not None:
+        if drafter.decoder is not None and not drafter.rides:
             slots = Slots(drafter.decoder, self._memory.count, self._memory.capacity)
         return self._inbox.swap(lane, Resident(version, drafter, slots, each, lane), holdback, guarded)
 

@@ -22,14 +22,21 @@ WAITING = 64  # outputs that wait to be taken in; further ones are left out
 
 
 class Ngrams:
-    """One for all lanes. `tokens` of recent outputs are kept, apart by workload; with 0 a row has but its own text."""
+    """One for all lanes."""
 
-    def __init__(self, target: Target, tokens: int) -> None:
-        self.recent = Recent(tokens, target.vocab_size) if tokens > 0 else None
-        self.resident = Resident(0, Ngram(target.vocab_size, torch.device(target.device), self.recent))
+    def __init__(self, drafter: Ngram, recent: Recent | None) -> None:
+        """What finishes is taken into `recent`; None: `drafter` looks where it does, and nothing is added."""
+        self.recent = recent
+        self.resident = Resident(0, drafter)
         self._waiting: Queue[tuple[str, list[int]] | None] = Queue(WAITING)
         self._thread: Thread | None = None
         self.left_out = 0
+
+    @staticmethod
+    def of(target: Target, tokens: int) -> "Ngrams":
+        """Over so many tokens of recent outputs, apart by workload; with 0 a row has but its own text."""
+        recent = Recent(tokens, target.vocab_size) if tokens > 0 else None
+        return Ngrams(Ngram(target.vocab_size, torch.device(target.device), recent), recent)
 
     def finished(self, generation: Generation) -> None:
         """Take in an output, off the engine's thread."""

@@ -9,6 +9,7 @@ from service.engine.governor import Governor, Played, RowClass
 from service.engine.ranks import Ranks
 from service.engine.rounds import Plan, RoundResult
 from service.engine.shapes import BRANCHES, Shapes
+from storage.records import LOSSY
 
 
 class Pace:
@@ -43,7 +44,7 @@ class Pace:
         """Learn from a round that was played, and tell the governor of it."""
         if self._shapes.trees:
             for row, outcome in zip(rows, result.outcomes, strict=True):
-                if outcome.ranks:
+                if outcome.ranks and row.generation.lossless:
                     self._ranks.see(row.generation.workload, outcome.ranks)
         if self._governor is None:
             return
@@ -74,4 +75,6 @@ class Pace:
 
 
 def class_of(row: Row) -> RowClass:
-    return RowClass(row.generation.workload, row.generation.policy.bucket)
+    generation = row.generation
+    bucket = generation.policy.bucket
+    return RowClass(generation.workload, bucket if generation.lossless else bucket + LOSSY, generation.lossless)

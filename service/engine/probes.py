@@ -21,6 +21,7 @@ class Probes:
         self._share = share
         self._account = 0.0
         self._left = 0
+        self._waited = False  # for drafters that first had to look again
         self.draft_length = 0
 
     @property
@@ -37,14 +38,20 @@ class Probes:
 
     def start(self, plan: Plan) -> None:
         """Start a probe whatever it loses."""
-        self.draft_length, self._left = plan.draft_length, plan.rounds
+        self.draft_length, self._left, self._waited = plan.draft_length, plan.rounds, False
 
     def stop(self) -> None:
         self._left = 0
 
-    def account(self, ms: float, committed: int, worth: float) -> None:
-        """Note a round; `worth` is the best choice's accepted progress, tokens a millisecond."""
+    def account(self, ms: float, committed: int, worth: float, proposed: bool = True) -> None:
+        """Note a round; `worth` is the best choice's accepted progress, tokens a millisecond.
+
+        After a plain spell drafters that follow the target propose from the second round on: the first is none of the
+        probe's.
+        """
         self._account += self._share * ms
         if self.running:
-            self._left -= 1
             self._account -= ms - committed / worth
+            if proposed or self.draft_length == 0 or self._waited:
+                self._left -= 1
+            self._waited = True

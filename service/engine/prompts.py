@@ -53,8 +53,9 @@ class Prompts:
         left = self._chunk
         while left > 0 and (row := self._next()) is not None:
             before, slot, resident = row.target_length, len(self._batch.rows), self._drafter_of(row.generation)
-            follows = has_taps(resident) and row.generation.draft_length != 0
-            with reading(self._target, [resident] if follows else []) as reads:
+            ends = len(row.sequence) - before <= left
+            follows = has_taps(resident) and row.generation.draft_length != 0 and (ends or resident.slots is not None)
+            with reading(self._target, self._slots, [resident] if follows else [], last=True) as reads:
                 logits = read_prompt(self._target, self._slots, slot, row, left)
             left -= row.target_length - before
             tell = partial(self._tell, reads, resident, row, slot, before) if follows else _nothing
@@ -66,11 +67,15 @@ class Prompts:
                 yield Prompt(row, logits, tell)
 
     def _tell(self, reads: Reads, resident: Resident, row: Row, slot: int, start: int, following: int) -> None:
-        """Show a piece from `start` on to a drafter that follows; `following` is the token after it."""
+        """Show a piece from `start` on to a drafter that follows; `following` is the token after it.
+
+        One that has no memory of the text is shown the last token alone.
+        """
+        start = row.target_length - 1 if resident.slots is None else start
         size = row.target_length - start
         after = [*row.sequence[start + 1 : row.target_length], following]
         try:
-            reads.tell(resident, [Shown(row, slot, start, list(range(size)), after)])
+            reads.tell(resident, [Shown(row, slot, start, list(range(-size, 0)), after)])
         except DrafterFailed as failed:
             self._failed(failed)
 
@@ -87,6 +92,7 @@ class Prompts:
             generation.output_ids,
             seed=generation.seed,
             constraint=generation.constraint,
+            typical=generation.typical,
         )
         text = TextStream(self._target.tokenizer, generation.stop)
         return Row(generation, text, sampler, list(generation.prompt_ids))

@@ -57,7 +57,7 @@ def _ask(resident: Resident, rows: Sequence[Row], places: list[int], lengths: Se
     """One drafter's proposal; its memory then holds each row's sequence and all proposals that it went on from."""
     assert resident.drafter is not None, "only drafters are asked"
     if resident.slots is not None:
-        resident.slots.choose(places, [row.drafter_base for row in rows])
+        resident.slots.choose(places, [row.drafter_gap for row in rows])
     draft_rows = [_draft_row(row, k, remembers(resident)) for row, k in zip(rows, lengths, strict=True)]
     return resident.drafter.propose(resident.slots, draft_rows, within(shape, max(lengths)))
 

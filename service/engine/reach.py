@@ -29,11 +29,11 @@ class Reach:
             raise NotServed(f"layers of {', '.join(sorted(strange))} are not served: use a target with plain attention")
 
     def masks(
-        self, positions: Tensor, end: int, bases: Tensor | None = None, branches: Branches | None = None
+        self, positions: Tensor, end: int, gaps: Tensor | None = None, branches: Branches | None = None
     ) -> Tensor | dict[str, Tensor]:
         """Of tokens at positions [B, n], over places 0 to `end`: additive [B, 1, n, end], 0 where they may attend.
 
-        bases [B]: places before it hold nothing.
+        gaps [B, 2]: the places from the first up to the second hold nothing.
         """
         places = torch.arange(end, device=self._device)
         if branches is None:
@@ -41,8 +41,8 @@ class Reach:
             allowed = distance >= 0
         else:
             distance, allowed = _in_tree(positions, places, branches)
-        if bases is not None:
-            allowed = allowed & (places >= bases[:, None])[:, None]
+        if gaps is not None:
+            allowed = allowed & ((places < gaps[:, :1]) | (places >= gaps[:, 1:]))[:, None]
         full = additive(allowed, self._dtype)
         if self._window is None or (self._kinds and SLIDING not in self._kinds):
             return full

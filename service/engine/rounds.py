@@ -1,6 +1,7 @@
 """One round over the rows that decode: propose, verify, accept. Nothing here knows of queues, text or clients."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from time import perf_counter
@@ -14,6 +15,7 @@ from service.engine.accept import Outcome, accept
 from service.engine.following import Shown, followers, reading, ready
 from service.engine.generation import Row
 from service.engine.proposing import looked_up, nothing, propose
+from service.engine.pruning import pruning_of
 from service.engine.residents import Resident
 from service.engine.slots import Slots
 
@@ -60,12 +62,18 @@ def first_token(target: Target, row: Row, logits: Tensor) -> Outcome:
     return accept([row], [0], nothing(target, 1), logits)[0]
 
 
-def verify(target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal) -> Tensor:
-    """The target's logits [B, n + 1, V] after each row's last token and after each proposed token."""
+def verify(
+    target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal, branches: Branches | None = None
+) -> Tensor:
+    """The target's logits [B, n + 1, V] after each row's last token and after each proposed token.
+
+    `branches`: how those of trees hang together. Fewer logits come back where the pass is pruned on its way.
+    """
     last = torch.tensor([[r.sequence[-1]] for r in rows], device=target.device)
     tokens = torch.cat([last, proposal.tokens], dim=1)
     starts = [r.target_length for r in rows]
-    branches = None if proposal.parents is None else _branches(starts, proposal.parents)
+    if branches is None and proposal.parents is not None:
+        branches = branches_of(starts, proposal.parents)
     place = slots.begin(starts, tokens.shape[1], branches=branches)
     logits: Tensor = target.model(
         input_ids=tokens, position_ids=place.positions, attention_mask=place.mask, cache=slots, use_cache=True
@@ -73,7 +81,7 @@ def verify(target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal
     return logits
 
 
-def _branches(roots: list[int], parents: Tensor) -> Branches:
+def branches_of(roots: list[int], parents: Tensor) -> Branches:
     """How a verification's n + 1 tokens hang together: the last committed token, and the tree [B, n] after it."""
     count, nodes = parents.shape
     edges = torch.eye(nodes + 1, device=parents.device).repeat(count, 1, 1)
@@ -100,11 +108,16 @@ def play(
     asked = [k if ready(row, of) else 0 for row, of, k in zip(rows, proposers, plan.lengths, strict=True)]
     proposal, absorbed = propose(target, proposers, rows, asked, plan.shape)
     drafted = perf_counter()
-    with reading(target, [resident for resident, _ in followed]) as reads:
-        logits = verify(target, slots, rows, proposal)
-    outcomes = accept(rows, asked, proposal, logits)
+    starts = [row.target_length for row in rows]
+    branches = None if proposal.parents is None else branches_of(starts, proposal.parents)
+    pruning = pruning_of(proposers, rows, proposal, branches, plan.shape)
+    pruned = nullcontext() if pruning is None else pruning.in_pass(target, slots)
+    with pruned, reading(target, slots, [resident for resident, _ in followed]) as reads:
+        logits = verify(target, slots, rows, proposal, branches)
+    outcomes = accept(rows, asked, proposal if pruning is None else pruning.left(), logits)
     for resident, places in followed:
         reads.tell(resident, [_shown(rows[place], place, outcomes[place]) for place in places])
+    outcomes = outcomes if pruning is None else pruning.restored(outcomes)
     settle(slots, proposers, rows, outcomes, proposal)
     width = proposal.tokens.shape[1]
     draft_ms, verify_ms = (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3

@@ -26,13 +26,16 @@ class Shapes:
     combined: bool = False  # one more choice, the last: the longest chain, n-gram matches before the drafter's own
 
     @staticmethod
-    def of(longest: int, nodes: int, combined: bool = False) -> "Shapes":
-        """Trees of up to `nodes` tokens as deep as the longest chain, each twice as large as the one before."""
+    def of(longest: int, nodes: int, combined: bool = False, kept: int = 0) -> "Shapes":
+        """Trees of up to `nodes` tokens as deep as the longest chain, each twice as large as the one before.
+
+        Of each no more than `kept` tokens go through the whole of the target's pass; 0: all.
+        """
         sizes, size = [], nodes
         while size > longest > 1 and (size >= SMALLEST or size == nodes):
             sizes.append(size)
             size //= 2
-        return Shapes(longest, tuple(Shape(longest, size, BRANCHES) for size in reversed(sizes)), combined)
+        return Shapes(longest, tuple(Shape(longest, size, BRANCHES, kept=kept) for size in reversed(sizes)), combined)
 
     @cached_property
     def further(self) -> tuple[Shape, ...]:

@@ -84,8 +84,10 @@ class Slots(Cache):
         self.rows: slice | Tensor = slice(0, 0)  # the slots of the next forward's rows
         self.uniform: int | None = None  # the start that all rows share; then a slice is written, not a scatter
         self.scattered = self.columns = torch.empty(0, dtype=torch.long)
+        self.placed = Placement(self.scattered, self.scattered)  # the tokens of that forward
+        self.narrowed: Tensor | None = None  # of its tokens, those that went on
         self._chosen: Sequence[int] = range(count)
-        self._bases: Sequence[int] | None = None
+        self._gaps: Sequence[tuple[int, int]] | None = None
         self._reach = Reach(decoder.config, embedding.device, embedding.dtype)
         super().__init__(layers=[SlotLayer(self) for _ in range(decoder.config.num_hidden_layers)])
 
@@ -95,17 +97,17 @@ class Slots(Cache):
         used = [t for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)]
         return sum(t.shape[1] * t.shape[3] * t.element_size() for t in used)
 
-    def choose(self, slots: Sequence[int], bases: Sequence[int] | None = None) -> None:
-        """From now on row i of a forward owns slot slots[i], and what stands before bases[i] in it is not looked at."""
+    def choose(self, slots: Sequence[int], gaps: Sequence[tuple[int, int]] | None = None) -> None:
+        """From now on row i of a forward owns slot slots[i], and looks at nothing from gaps[i][0] up to gaps[i][1]."""
         self._chosen = slots
-        self._bases = bases if bases is not None and any(bases) else None
+        self._gaps = gaps if gaps is not None and any(end for _, end in gaps) else None
 
     def begin(self, starts: list[int], width: int, first: int = 0, branches: Branches | None = None) -> Placement:
         """Make ready for a forward of `width` tokens a row, row i from place starts[i] on.
 
         Row i owns the slot that `choose` gave to row first + i; by default slot first + i.
         """
-        self.end = max(starts) + width
+        self.end, self.narrowed = max(starts) + width, None
         if self.end > self.capacity:
             raise ValueError(f"position {self.end} is past the slots' capacity of {self.capacity}")
         if self.end > self.reserved:
@@ -113,17 +115,34 @@ class Slots(Cache):
         self.uniform = starts[0] if min(starts) == max(starts) else None
         places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         slots = self._chosen[first : first + len(starts)]
-        self.rows = self._indices(slots)
+        self.rows, self.columns = self._indices(slots), places
         if self.uniform is None:
             self.scattered = torch.tensor(list(slots), device=self.device)[:, None].expand(len(starts), width)
-            self.columns = places
         positions = places
         if branches is not None:
             positions = torch.tensor(branches.roots, device=self.device)[:, None] + branches.depths[:, -width:]
-        bases = None
-        if self._bases is not None:
-            bases = torch.tensor(list(self._bases[first : first + len(starts)]), device=self.device)
-        return Placement(positions, self._reach.masks(positions, self.end, bases, branches))
+        gaps = None
+        if self._gaps is not None:
+            gaps = torch.tensor(list(self._gaps[first : first + len(starts)]), device=self.device)
+        self.placed = Placement(positions, self._reach.masks(positions, self.end, gaps, branches))
+        return self.placed
+
+    def narrow(self, kept: Tensor) -> Placement:
+        """Of the forward that is under way only these of its tokens [B, m] go on, each at its place."""
+        slots = torch.arange(self.count, device=self.device)[self.rows] if isinstance(self.rows, slice) else self.rows
+        self.uniform, self.scattered, self.narrowed = None, slots[:, None].expand_as(kept), kept
+        self.columns = self.columns.gather(1, kept)
+        positions, mask = self.placed.positions.gather(1, kept), self.placed.mask
+        if isinstance(mask, dict):
+            self.placed = Placement(positions, {kind: rows_of(one, kept) for kind, one in mask.items()})
+        else:
+            self.placed = Placement(positions, rows_of(mask, kept))
+        return self.placed
+
+    def seen(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, end, dim] of a layer, as the forward that is under way reads them."""
+        one = self.layers[layer]
+        return one.keys[self.rows, :, : self.end], one.values[self.rows, :, : self.end]
 
     def keep(self, moved: Sequence[tuple[int, int, int]]) -> None:
         """Copy places within slots, all at once, (slot, from, to) each: a tree's accepted path is moved together."""
@@ -147,3 +166,9 @@ class Slots(Cache):
         if list(slots) == list(range(slots[0], slots[0] + len(slots))):
             return slice(slots[0], slots[0] + len(slots))
         return torch.tensor(list(slots), device=self.device)
+
+
+def rows_of(mask: Tensor, kept: Tensor) -> Tensor:
+    """Of a mask [B, 1, n, end] the rows of some tokens [B, m]: [B, 1, m, end]."""
+    each = mask.expand(len(kept), -1, -1, -1)
+    return each.gather(2, kept[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))

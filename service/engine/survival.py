@@ -22,6 +22,7 @@ class RowClass:
 
     workload: str
     policy: str  # its bucket
+    lossless: bool = True  # what is accepted leniently says nothing of other classes
 
 
 @dataclass
@@ -62,7 +63,8 @@ class Survival:
             del self._classes[next(iter(self._classes))]
         self._classes[row_class] = counts
         counts.add(proposed, accepted)
-        self._pool.add(proposed, accepted)
+        if row_class.lossless:
+            self._pool.add(proposed, accepted)
 
     @property
     def known(self) -> float:

@@ -18,11 +18,11 @@ class Teaching:
 
     def __init__(self, top_k: int) -> None:
         self._top_k = top_k
-        self._held: list[tuple[Generation, int, Tensor]] = []
+        self._held: list[tuple[Generation, int, Tensor, float]] = []
 
-    def hold(self, generation: Generation, position: int, logits: Tensor) -> None:
-        """Put aside the target's logits [V] before the token at an output position."""
-        self._held.append((generation, position, logits))
+    def hold(self, generation: Generation, position: int, logits: Tensor, refusal: float = 0.0) -> None:
+        """Put aside the target's logits [V] before the token at an output position; `refusal` as in `Outcome`."""
+        self._held.append((generation, position, logits, refusal))
         if len(self._held) >= HELD:
             self.cut()
 
@@ -31,6 +31,6 @@ class Teaching:
         if not self._held:
             return
         held, self._held = self._held, []
-        ids, log_probs, tail = top_rows(torch.stack([logits for _, _, logits in held]), self._top_k)
-        for j, (generation, position, _) in enumerate(held):
-            generation.teacher.append(TeacherRow(position, ids[j], log_probs[j], float(tail[j])))
+        ids, log_probs, tail = top_rows(torch.stack([logits for _, _, logits, _ in held]), self._top_k)
+        for j, (generation, position, _, refusal) in enumerate(held):
+            generation.teacher.append(TeacherRow(position, ids[j], log_probs[j], float(tail[j]), refusal))

@@ -12,8 +12,11 @@ from storage.tables.drafters import (
     MarkRow,
     PointerRow,
     QuarantineRow,
+    SuccessorRow,
+    TargetChangeRow,
     VersionRow,
 )
+from storage.tables.hosts import PushStepRow
 from storage.tables.learning import LeftOutRow, PurgeRow, TrainingRow, WindowPurgeRow, WindowRecordRow, WindowRow
 from storage.tables.operation import ApiKeyRow, AuditRow, JobRow, OutboxRow, ServerRow
 from storage.tables.routing import OwnDrafterRow, RouteRow, RoutingRow, ScoredWindowRow, StandingRow
@@ -38,12 +41,15 @@ __all__ = [
     "OwnDrafterRow",
     "PointerRow",
     "PurgeRow",
+    "PushStepRow",
     "QuarantineRow",
     "RouteRow",
     "RoutingRow",
     "ScoredWindowRow",
     "ServerRow",
     "StandingRow",
+    "SuccessorRow",
+    "TargetChangeRow",
     "TrainingRow",
     "VersionRow",
     "WatchRow",

@@ -40,6 +40,26 @@ class VersionRow(Base):
     parent: Mapped["VersionRow | None"] = relationship(remote_side=id, lazy="joined", join_depth=1)
 
 
+class TargetChangeRow(Base):
+    """A drafter's target is served no more: another one was seen in its place. Gone when the old one is back."""
+
+    __tablename__ = "target_change"
+    __table_args__ = (one_of("witness", ("server", "records", "trainer")),)
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), primary_key=True)
+    witness: Mapped[str] = mapped_column(primary_key=True)
+    seen_fingerprint: Mapped[str]
+    seen_by: Mapped[str]
+    at: Mapped[datetime]
+
+
+class SuccessorRow(Base):
+    """A drafter that was made to go on from another one, whose target had changed."""
+
+    __tablename__ = "successor"
+    drafter_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), primary_key=True)
+    predecessor_id: Mapped[int] = mapped_column(ForeignKey("drafter.id"), index=True)
+
+
 class MarkRow(Base):
     """What holds of a version from some moment on, as versions themselves are never edited (`storage/marks`)."""
 

@@ -16,6 +16,8 @@ class ServerRow(Base):
     generation: Mapped[int]
     version: Mapped[int]
     error: Mapped[str]
+    target_fingerprint: Mapped[str | None]  # null, as the next, where the server does not say
+    capabilities: Mapped[dict[str, Any] | None]  # Capabilities as an object
     started_at: Mapped[datetime]
     last_seen: Mapped[datetime]
 

@@ -48,7 +48,7 @@ def first(p: Tensor, q: Tensor, token: Tensor, u: Tensor) -> Tensor:
     """The first token that a round with one proposal emits, in each of many runs [R]."""
     many = p.expand(len(token), 2, -1)
     drawn = chain(token[:, None], q.expand(len(token), 1, -1))
-    accepted, following = verify_chain(many, drawn, torch.ones_like(token), u)
+    accepted, following, _ = verify_chain(many, drawn, torch.ones_like(token), u)
     return torch.where(accepted > 0, token, following)
 
 
@@ -103,7 +103,7 @@ def test_a_chain_over_a_draft_vocabulary_emits_sequences_distributed_as_the_targ
     many = q.expand(DRAWS, -1, -1)
     drawn = Drawn(to_target[tokens], many, many.gather(-1, tokens[..., None])[..., 0], to_target)
     lengths = torch.arange(DRAWS) % 3
-    accepted, following = verify_chain(p.expand(DRAWS, -1, -1), drawn, lengths, u[:, 2:5])
+    accepted, following, _ = verify_chain(p.expand(DRAWS, -1, -1), drawn, lengths, u[:, 2:5])
     emitted = torch.cat([to_target[tokens], following[:, None]], dim=1)
     emitted.scatter_(1, accepted[:, None], following[:, None])
     later = draw(Q.expand(DRAWS, -1), u[:, 5])  # what a further round would add, where only one token came out
@@ -192,13 +192,13 @@ def test_a_token_outside_the_target_is_never_accepted() -> None:
 def test_what_is_past_a_rows_length_is_not_looked_at() -> None:
     p = torch.eye(3)[[0, 1, 2]].expand(2, 3, 3)
     drawn = chain(torch.tensor([[0, 1], [0, 1]]), torch.full((2, 2, 3), 1 / 3))
-    accepted, following = verify_chain(p, drawn, torch.tensor([1, 2]), uniforms(2, 3))
+    accepted, following, _ = verify_chain(p, drawn, torch.tensor([1, 2]), uniforms(2, 3))
     assert (accepted.tolist(), following.tolist()) == ([1, 2], [1, 2])
 
 
 def test_without_a_proposal_the_next_token_comes_from_the_target() -> None:
     u = torch.tensor([[0.1], [0.5], [0.95]], dtype=torch.float64)
-    accepted, following = verify_chain(P.expand(3, 1, 4), None, torch.zeros(3, dtype=torch.long), u)
+    accepted, following, _ = verify_chain(P.expand(3, 1, 4), None, torch.zeros(3, dtype=torch.long), u)
     assert (accepted.tolist(), following.tolist()) == ([0, 0, 0], [0, 1, 3])
 
 

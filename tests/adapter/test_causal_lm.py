@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PhiConfig, PhiForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from adapter.drafters.causal_lm import CausalLM, CausalLMConfig, DrafterRefused
 from adapter.target import Target
@@ -121,6 +121,57 @@ def test_a_checkpoint_with_the_targets_tokenizer_becomes_a_drafter(target: Targe
     assert "decoder.embed_tokens.weight" in drafter.own_tensors()
     twin = rebuilt(drafter, torch.zeros_like(drafter.embedding))
     assert torch.equal(twin.hidden(tokens), drafter.hidden(tokens))
+
+
+def save_family(path: Path, rows: int, family: str) -> Path:
+    """A checkpoint of the target's tokenizer whose heads are of a size of their own, and its vocabulary padded."""
+    shape = {
+        "vocab_size": rows,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 16,  # and not 24 / 6
+        "initializer_range": 0.3,
+        "bos_token_id": None,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        if family == "llama":
+            LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(path)
+        else:
+            Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("more", [-8, 0, 64])
+@torch.no_grad()
+def test_a_checkpoint_of_another_width_head_size_and_padding_speaks_the_targets_tokens(
+    target: Target, tmp_path: Path, family: str, more: int
+) -> None:
+    size = target.vocab_size
+    path = save_family(tmp_path, size + more, family)
+    drafter = CausalLM.from_checkpoint(path, target.files, vocab_size=size)
+    assert drafter.vocab_size == len(drafter.target_to_draft) == size
+    known, tokens = min(size, size + more), torch.tensor([[5, 9, 200, 31]])
+    assert drafter.draft_to_target.tolist() == list(range(known))
+    kind = LlamaForCausalLM if family == "llama" else Qwen3ForCausalLM
+    expected = kind.from_pretrained(path)(input_ids=tokens).logits[..., :known]
+    torch.testing.assert_close(drafter.logits(drafter.hidden(tokens)), expected)
+    assert drafter.hidden(torch.tensor([[size - 1]])).isfinite().all()
+    some = CausalLM.from_checkpoint(path, target.files, torch.tensor([1, 7, size - 1]), size)
+    assert some.draft_to_target.tolist() == ([1, 7] if more < 0 else [1, 7, size - 1])
+
+
+def test_a_checkpoint_whose_head_has_a_bias_is_refused(target: Target, tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    PhiForCausalLM(PhiConfig(vocab_size=target.vocab_size, **shape)).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(DrafterRefused, match="has a bias"):
+        CausalLM.from_checkpoint(tmp_path, target.files)
 
 
 def test_a_checkpoint_with_another_tokenizer_is_refused(target: Target, tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ def test_a_row_is_taught_to_depth_j_at_the_index_j_before_its_own(
                     log_q = drafter_rows(drafter.logits(state[:, begin], depth), e.ids[row : row + 1])
                 expected.append(LOSSES["forward_kl"](e.log_p[row : row + 1], log_q))
                 weighed.append(drafter.depth_decay**depth)
+    if drafter.early is not None:  # which says the token itself, from the state of the one before
+        for record, e in zip(lesson.window, made, strict=True):
+            assert e is not None
+            with torch.no_grad():
+                states = drafter.exit_states(lesson.hidden[record.record_id][e.at].float())
+                assert states is not None
+                log_q = drafter_rows(drafter.logits(states), e.ids)
+            expected.append(LOSSES["forward_kl"](e.log_p, log_q))
+            weighed += [1.0] * len(e.at)
     torch.testing.assert_close(values, torch.cat(expected), rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(weights, torch.tensor(weighed))
 

@@ -1,6 +1,7 @@
 """Proposals out of what was said before: in the row's own text, and in recent outputs of its workload."""
 
 import random
+from array import array
 
 import pytest
 import torch
@@ -126,6 +127,7 @@ def test_a_million_tokens_stay_under_the_bound() -> None:
         recent.insert(f"w{n % 300}", [draws.randrange(50_000) for _ in range(500)])
     assert recent.bytes == before == 16 * 2**14
     assert len(recent) == recent.capacity == 2**14
+    assert {type(kept) for kept in vars(recent).values()} == {array, int}  # so there is nothing else that could grow
     last = [draws.randrange(50_000) for _ in range(100)]
     recent.insert("w", last)
     assert recent.matches("w", last[40:50], 5)[0].tokens == last[50:55]

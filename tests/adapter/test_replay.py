@@ -145,6 +145,12 @@ def test_a_greedy_answer_under_a_penalty_is_not_replayed(one: CausalLM, answered
     assert compare(one, one, msgspec.structs.replace(answered[0], structured=True), k=4) is None
 
 
+def test_the_gate_is_told_nothing_of_a_lossy_answer(one: CausalLM, answered: list[FeedbackRecord]) -> None:
+    for record in (answered[0], msgspec.structs.replace(answered[0], temperature=1.0)):
+        assert compare(one, one, record, k=4) is not None
+        assert compare(one, one, msgspec.structs.replace(record, lossless=False), k=4) is None
+
+
 def test_rejections_only_do_not_make_another_drafter_look_better(
     one: CausalLM, two: CausalLM, answered: list[FeedbackRecord]
 ) -> None:

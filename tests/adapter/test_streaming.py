@@ -52,9 +52,9 @@ KEYED = {**SHAPE, "num_key_value_heads": 2}
 GROUPED = {**KEYED, "head_dim": 8}
 
 
-def first(target: Target, layers: int = 2, streams: int = K, rank: int = 4) -> Streaming:
+def first(target: Target, layers: int = 2, streams: int = K, rank: int = 4, passes: int = 2) -> Streaming:
     shared, known = Shared(target.embedding, target.files), torch.arange(target.vocab_size)
-    made = first_version("streaming", target.model, shared, known, Sizes(layers, streams, rank))
+    made = first_version("streaming", target.model, shared, known, Sizes(layers, streams, rank, passes))
     assert isinstance(made, Streaming)
     return made
 
@@ -103,8 +103,8 @@ def test_what_streams_attend_to_is_the_targets_own_memory(target: Target, drafte
         target.model(input_ids=torch.tensor([TEXT]), cache=theirs, use_cache=True)
         hidden = hidden_of(target, drafter, TEXT)[None]
         drafter.remember(hidden, torch.arange(len(TEXT))[None], found)
-    assert len(found.layers) == len(drafter.taps)
-    for ours, own in zip(found.layers, theirs.layers[-len(drafter.taps) :], strict=True):
+    assert len(found.layers) == len(drafter.config.taps)
+    for ours, own in zip(found.layers, theirs.layers[-len(drafter.config.taps) :], strict=True):
         for name in ("keys", "values"):
             torch.testing.assert_close(getattr(ours, name), getattr(own, name), atol=1e-5, rtol=1e-4)
 
@@ -152,7 +152,7 @@ def test_untrained_streams_begin_as_copies_of_the_main_one(target: Target) -> No
 def test_a_version_is_stream_vectors_adapters_and_the_draft_tokens(target: Target) -> None:
     drafter = first(target)
     own = drafter.own_tensors()
-    assert {name.split(".")[0] for name in own} == {"identifiers", "begin", "decoder", "draft_to_target"}
+    assert {name.split(".")[0] for name in own} == {"identifiers", "begin", "exit", "decoder", "draft_to_target"}
     assert all(".adapter." in name for name in own if name.startswith("decoder."))
     shared = {weight.data_ptr() for weight in drafter.parameters() if not weight.requires_grad}
     assert len(shared) > 2 * 7
@@ -202,14 +202,15 @@ def on_disk(target: Target, config: Any, folder: Path) -> Target:
     ],
     ids=lambda config: config.model_type,
 )
-@pytest.mark.parametrize("nodes", [0, 9], ids=["chain", "tree"])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize(("nodes", "kept"), [(0, 0), (9, 0), (9, 4)], ids=["chain", "tree", "pruned"])
 def test_other_families_serve_and_their_output_is_the_plain_one(
-    target: Target, tmp_path: Path, config: Any, nodes: int
+    target: Target, tmp_path: Path, config: Any, nodes: int, kept: int, passes: int
 ) -> None:
     family = on_disk(target, config, tmp_path)
-    drafter = shaken(first(family))
+    drafter = shaken(first(family, passes=passes))
     prompts = [random_prompt(family, seed, length) for seed, length in enumerate((3, 11, 40))]
-    with running(family, drafter, slots=3, draft_length=K, tree_nodes=nodes) as engine:
+    with running(family, drafter, slots=3, draft_length=K, tree_nodes=nodes, tree_kept=kept) as engine:
         clients = [ask(engine, prompt, max_tokens=30) for prompt in prompts]
         outputs = [client.wait() for client in clients]
         assert all(client.usage.rounds for client in clients)

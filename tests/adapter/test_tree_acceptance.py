@@ -47,7 +47,7 @@ def decide(tokens: Tensor, q: Tensor | None, replaced: bool = False) -> tuple[Te
     runs, m = tokens.shape
     many = None if q is None else q.expand(runs, -1)
     counts = torch.full((runs,), m)
-    accepted, following = verify_siblings(P.expand(runs, -1), many, tokens, counts, uniforms(runs, m + 1), replaced)
+    accepted, following, _ = verify_siblings(P.expand(runs, -1), many, tokens, counts, uniforms(runs, m + 1), replaced)
     named = tokens.gather(1, accepted.clamp_min(0)[:, None])[:, 0]
     return accepted >= 0, torch.where(accepted >= 0, named, following)
 
@@ -116,7 +116,7 @@ def test_drawn_children_are_accepted_more_than_the_likeliest_ones(m: int, noise:
     for i in range(m):
         drawn.append(draw(rest, u[:, i]))
         rest = without(rest, drawn[-1][:, None])
-    accepted, _ = verify_siblings(p, q, torch.stack(drawn, 1), torch.full((runs,), m), uniforms(runs, m + 1, seed=5))
+    accepted, _, _ = verify_siblings(p, q, torch.stack(drawn, 1), torch.full((runs,), m), uniforms(runs, m + 1, seed=5))
     likeliest = p.gather(1, q.topk(m).indices).sum(1).mean().item()
     assert (accepted >= 0).double().mean().item() > likeliest + 5 * 0.5 / sqrt(runs)
 
@@ -173,10 +173,10 @@ def test_a_walk_that_takes_drawn_children_for_chosen_ones_by_the_drafters_taste_
 
     def lenient(
         p: Tensor, q: Tensor | None, tokens: Tensor, counts: Tensor, u: Tensor, replaced: bool
-    ) -> tuple[Tensor, Tensor]:
-        accepted, following = verify_siblings(p, q, tokens, counts, u, replaced)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        accepted, following, chance = verify_siblings(p, q, tokens, counts, u, replaced)
         likely = (p.gather(1, tokens[:, :1])[:, 0] > 0.05) & (counts > 0) if tokens.shape[1] else counts < 0
-        return torch.where(likely, 0, accepted), following
+        return torch.where(likely, 0, accepted), following, chance
 
     tokens, parents, drawn = grown(Q, P.flip(0))
     samplers = sampled(len(tokens))

@@ -29,7 +29,7 @@ from tests.benchmarks.test_decode import Elements
 TRAFFIC = Traffic(requests=24, held_out=4, max_tokens=12, seed=0)
 LEARNING = KINDS.keys()
 SETTINGS = DraftersSettings(
-    TRAFFIC, (*LEARNING, "ngram"), draft_length=3, nodes=8, batch=1, repeats=1, together=False, warm_start=False
+    TRAFFIC, 4, (*LEARNING, "ngram"), draft_length=3, nodes=8, batch=1, repeats=1, together=False, warm_start=False
 )
 QUICK = DistilConfig(epochs=24, learning_rate=1e-2, batch_tokens=512)
 
@@ -70,7 +70,7 @@ def rows(report: DraftersReport, **wanted: str) -> list[DrafterRow]:
 def test_there_is_a_row_for_every_kind_workload_and_shape(report: DraftersReport) -> None:
     expected = {
         (kind, name, shape) for kind in SETTINGS.kinds for name in WORKLOADS for shape in ("chain", "tree", "governed")
-    }
+    } | {(kind, name, "combined") for kind in LEARNING for name in WORKLOADS}
     assert {(row.kind, row.workload, row.shape) for row in report.rows} == expected
     assert len(report.rows) == len(expected)
     assert [row.workload for row in report.plain] == list(WORKLOADS)
@@ -115,7 +115,7 @@ def test_the_figures_of_a_row_agree_with_one_another(report: DraftersReport) -> 
             assert row.tokens_per_round <= row.acceptance_length + 1e-9
             assert sum(row.acceptance_by_position) == pytest.approx(row.acceptance_length - 1)
             assert len(row.acceptance_by_position) <= row.k
-        assert (row.draft_cost is None) is (row.shape == "governed" or not row.rounds)
+        assert (row.draft_cost is None) is (row.shape in ("governed", "combined") or not row.rounds)
 
 
 def test_the_engine_plays_the_rounds_that_replay_foretells(
@@ -175,10 +175,10 @@ def test_it_says_how_far_it_is(said: list[str]) -> None:
 
 
 def test_together_a_kind_has_one_student_for_all_workloads(target: Target, segments: list[Segment]) -> None:
-    settings = DraftersSettings(TRAFFIC, ("medusa", "ngram"), 2, 0, 2, 1, together=True, warm_start=False)
+    settings = DraftersSettings(TRAFFIC, 4, ("medusa", "ngram"), 2, 0, 2, 1, together=True, warm_start=False)
     found = measure(subject(target), segments, starts(target), settings)
     assert {(row.kind, row.training_records) for row in found.rows} == {("medusa", 48), ("ngram", 48)}
-    assert {row.shape for row in found.rows} == {"chain", "governed"}
+    assert {row.shape for row in found.rows} == {"chain", "governed", "combined"}
     assert {row.batch for row in found.rows} == {2}
 
 
@@ -186,12 +186,12 @@ def test_a_kind_that_is_refused_is_left_out_with_the_reason(target: Target, segm
     def refuse() -> LearntDrafter:
         raise DrafterRefused("not for this target")
 
-    settings = DraftersSettings(TRAFFIC, ("eagle", "ngram"), 2, 0, 1, 1, together=True, warm_start=False)
+    settings = DraftersSettings(TRAFFIC, 4, ("eagle", "ngram"), 2, 0, 1, 1, together=True, warm_start=False)
     found = measure(subject(target), segments[:1], {"eagle": refuse}, settings)
     assert {row.kind for row in found.rows} == {"ngram"}
     assert [(refused.kind, refused.reason) for refused in found.refused] == [("eagle", "not for this target")]
     assert "eagle is left out: not for this target" in page(found)
-    only = DraftersSettings(TRAFFIC, ("eagle",), 2, 0, 1, 1, together=True, warm_start=False)
+    only = DraftersSettings(TRAFFIC, 4, ("eagle",), 2, 0, 1, 1, together=True, warm_start=False)
     with pytest.raises(NothingMeasured, match="eagle: not for this target"):
         measure(subject(target), segments[:1], {"eagle": refuse}, only)
 
@@ -217,7 +217,7 @@ def test_hidden_states_are_read_of_the_whole_text(target: Target, segments: list
 
 
 def test_a_second_run_learns_the_same(report: DraftersReport, target: Target, segments: list[Segment]) -> None:
-    settings = DraftersSettings(TRAFFIC, ("eagle",), 3, 0, 1, 1, together=False, warm_start=False)
+    settings = DraftersSettings(TRAFFIC, 4, ("eagle",), 3, 0, 1, 1, together=False, warm_start=False)
     again = measure(subject(target), segments[:1], starts(target), settings)
     (ours,) = rows(report, kind="eagle", workload="sql", shape="chain")
     theirs = next(row for row in again.rows if row.shape == "chain")

@@ -66,7 +66,8 @@ def test_without_trees_and_from_a_warmed_up_version(redraft: Run, workloads: lis
         (("--kinds", "medusa,fast"), "--kinds: 'fast' is none of causal_lm, medusa, mtp, eagle"),
         (("--k", "4", "--nodes", "4"), "--nodes 4 is no tree of depth 4"),
         (("--k", "1", "--nodes", "4"), "--k 1 leaves nothing for a tree to grow from"),
-        (("--unseen", "2", "--batch", "4"), "--unseen 2 does not fill a batch of 4"),
+        (("--unseen", "2", "--batch", "4"), "2 prompts to decode do not fill a batch of 4"),
+        (("--unseen", "2", "--decoded", "3"), "--decoded 3 is more than --unseen 2"),
         (("--requests", "8"), "workload code has 8 prompts"),
     ],
 )

@@ -82,6 +82,42 @@ def test_an_existing_checkpoint_keeps_its_layers_and_all_its_tokens(
     assert (loaded.config.layers, loaded.config.draft_vocab) == (1, target.vocab_size)
 
 
+@pytest.mark.parametrize(("host", "kind"), [("vllm", "medusa"), ("vllm_push", "eagle"), ("llamacpp", "streaming")])
+def test_a_kind_that_the_host_cannot_serve_is_refused_with_the_reason_before_anything_is_made(
+    redraft: Run, registry: Registry, prompts: Path, monkeypatch: pytest.MonkeyPatch, host: str, kind: str
+) -> None:
+    monkeypatch.setenv("REDRAFT_TARGET", "/nowhere/at/all")
+    result = redraft("init", "chat", "--kind", kind, "--host", host, "--prompts", str(prompts))
+    assert result.exit_code == 1
+    assert f"cannot serve a {kind} drafter" in result.stderr
+    assert "use causal_lm" in result.stderr
+    assert registry.drafters() == []
+
+
+def test_a_kind_that_the_host_serves_is_made_for_it(redraft: Run, registry: Registry, prompts: Path) -> None:
+    assert redraft("init", "chat", *SMALL, "--host", "vllm", "--prompts", str(prompts)).exit_code == 0
+    medusa = redraft("init", "heads", *SMALL, "--kind", "medusa", "--host", "reference", "--prompts", str(prompts))
+    assert medusa.exit_code == 0
+    assert {d.kind for d in registry.drafters()} == {"causal_lm", "medusa"}
+
+
+def test_a_host_that_there_is_none_of_is_refused(redraft: Run, prompts: Path) -> None:
+    result = redraft("init", "chat", *SMALL, "--host", "tgi", "--prompts", str(prompts))
+    assert result.exit_code == 1
+    assert "there is no host 'tgi'" in result.stderr
+
+
+def test_ngrams_are_no_drafter_to_make_and_the_answer_says_which_settings_turn_them_on(
+    redraft: Run, registry: Registry, prompts: Path
+) -> None:
+    result = redraft("init", "chat", "--kind", "ngram", "--prompts", str(prompts))
+    assert result.exit_code == 1
+    assert "no weights" in result.stderr
+    assert "REDRAFT_FALLBACK=ngram" in result.stderr
+    assert "REDRAFT_NGRAM_FIRST=true" in result.stderr
+    assert registry.drafters() == []
+
+
 def test_a_checkpoint_with_another_tokenizer_is_refused(
     redraft: Run, registry: Registry, prompts: Path, tmp_path: Path
 ) -> None:
@@ -165,8 +201,8 @@ def test_the_sizes_of_streams_are_settings_and_bad_ones_are_refused_with_the_rea
     redraft: Run, registry: Registry, prompts: Path
 ) -> None:
     sizes = ("--kind", "streaming", "--draft-vocab", "48", "--prompts", str(prompts))
-    made = redraft("init", "cold", *sizes, "--layers", "1", "--rank", "2", "--depths", "3")
-    assert "(streaming, 3 streams in the last 1 layers, rank 2, 48 draft tokens" in made.stdout
+    made = redraft("init", "cold", *sizes, "--layers", "1", "--rank", "2", "--depths", "3", "--passes", "1")
+    assert "(streaming, 3 streams in the last 1 layers, rank 2, 1 passes a round, 48 draft tokens" in made.stdout
     refused = redraft("init", "deep", *sizes, "--layers", "9")
     assert refused.exit_code != 0
     assert "streams in 9 layers of a target of 3: ask for 1 to 3" in refused.stderr

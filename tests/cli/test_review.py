@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save
@@ -65,6 +66,22 @@ def test_the_list_has_each_versions_live_figures_with_their_k(redraft: Run) -> N
     assert first["acceptance_length"] == pytest.approx(1 + 2 / 3)
     assert (second["requests"], second["acceptance_rate"]) == (1, pytest.approx(5 / 8))
     assert second["acceptance_probability"] == pytest.approx(0.3)
+
+
+@pytest.mark.usefixtures("traffic")
+def test_lossy_traffic_is_named_and_in_no_figure_of_a_version(redraft: Run, database: Engine) -> None:
+    before = json.loads(redraft("versions", "--json").stdout)
+    assert "lossily" not in redraft("versions").stdout
+    lossy = msgspec.structs.replace(make_record("r4", (make_round(2, 4, 4),)), lossless=False, temperature=0.8)
+    history.fold(database, [lossy])
+    after = json.loads(redraft("versions", "--json").stdout)
+    assert [row.pop("lossy_requests") for row in after] == [1, 0]
+    assert after == [{name: value for name, value in row.items() if name != "lossy_requests"} for row in before]
+    assert "verified lossily (1 of version 2)" in redraft("versions").stdout
+    rows = json.loads(redraft("history", "--json").stdout)["rows"]
+    assert {(row["policy"], row["lossless"]) for row in rows} == {("greedy", True), ("t0.8 lossy", False)}
+    for command in (("history",), ("show", "2"), ("compare", "1", "2")):
+        assert "t0.8 lossy" in redraft(*command).stdout
 
 
 @pytest.mark.usefixtures("traffic")

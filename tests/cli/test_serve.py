@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapter.target import Target
+from adapter.target import Target, TargetConfig, load
 from adapter.versions import Versions
 from cli import attachment
 from cli.attachment import Attachment
@@ -24,15 +24,18 @@ from service.metrics import Metrics
 from storage.config import StorageConfig
 from storage.records import FeedbackRecord, decode
 from storage.redis_clients import consume
-from storage.registry import Registry, WrongDrafter
+from storage.registry import Registry
 from storage.routes import MANUAL, Routes
 from storage.servers import Servers
 from storage.stream import ADAPT, FeedbackStream
+from storage.target_changes import notice, stopped
 from storage.weights import WeightsStore
 from tests.cli.test_children import until
 from tests.service.engine.oracle import UNGOVERNED, ask, first_layers
 from tests.storage.rows import make_drafter
+from tests.tiny import tiny_target_dir
 from tests.valkey_fixture import ValkeyServer
+from worker.succession import Succession
 
 
 @pytest.fixture
@@ -42,12 +45,12 @@ def storage(home: Path, valkey: ValkeyServer) -> StorageConfig:
 
 @contextmanager
 def served(
-    target: Target, registry: Registry, storage: StorageConfig, routed: bool = True
+    target: Target, registry: Registry, storage: StorageConfig, routed: bool = True, name: str = ""
 ) -> Iterator[tuple[Engine, Attachment, Metrics]]:
     """An engine with its attachment, started and taken down as `redraft serve` does."""
     metrics = Metrics()
     parts = (LiveConfig(live_poll_seconds=0.1), FeedbackConfig(), metrics)
-    attached = Attachment("", "host:1", target, registry, storage, *parts, routed)
+    attached = Attachment(name, "host:1", target, registry, storage, *parts, routed)
     engine = Engine(target, EngineConfig(draft_length=2, slots=2, context=128), attached.finished, UNGOVERNED)
     engine.start()
     try:
@@ -75,6 +78,7 @@ def test_the_live_version_proposes_before_the_server_is_ready(
     with served(target, registry, storage) as (engine, attached, _):
         attached.wait(20)
         assert engine.lanes.version() == 1
+        until(lambda: bool(Servers(registry.engine).live("chat")))
         (server,) = Servers(registry.engine).live("chat")
         assert (server.id, server.generation, server.version) == ("host:1", 1, 1)
     assert Servers(registry.engine).live("chat") == []
@@ -168,14 +172,68 @@ def test_several_drafters_of_one_target_are_no_reason_not_to_serve(
         assert engine.alive
 
 
-def test_a_drafter_of_another_target_is_refused_at_the_start(
+@pytest.mark.parametrize("asked_for", ["chat", ""])
+def test_a_target_that_changed_is_served_plainly_and_stops_its_drafter_until_it_is_back(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig, asked_for: str
+) -> None:
+    make_drafter(registry, "chat", "the target before")
+    with served(target, registry, storage, name=asked_for) as (engine, _, _):
+        assert len(ask(engine, [5, 6, 7], 12).wait()) > 0
+        change = stopped(registry.engine)["chat"]
+        assert (change.seen, change.seen_by) == (target.files.fingerprint, "server host:1")
+        (server,) = Servers(registry.engine).hosts()
+        assert (server.drafter, server.target_fingerprint) == ("", target.files.fingerprint)
+        assert server.error.startswith("decodes plainly: ")
+    assert Servers(registry.engine).hosts() == []
+    assert registry.drafter("chat").retired_at is None
+
+
+def test_a_server_of_the_old_target_that_starts_again_lets_adaptation_go_on(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    notice(registry.engine, "chat", "another target", "server", "server host:1")
+    with served(target, registry, storage):
+        assert stopped(registry.engine) == {}
+
+
+def test_a_server_takes_up_what_goes_on_from_its_drafter_for_the_new_target(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """From the change of the target to the new lineage at work; only the ringing of bells is left out."""
+    monkeypatch.setattr(attachment, "LOOK_SECONDS", 0.05)
+    before = tiny_target_dir(tmp_path / "before", seed=1, layers=3)
+    make_version_1(load(TargetConfig(str(before), "fp32", "cpu", tmp_path / "cache")), registry, store)
+    with served(target, registry, storage, name="chat") as (engine, attached, _):
+        plain = ask(engine, [5, 6, 7], 12).wait()
+        assert engine.lanes.version() == 0
+        (name,) = Succession(registry, store, Versions(store, target.files, target.embedding)).go_on()
+        until(lambda: engine.lanes.version() == 1)
+        assert attached.drafter == name
+        assert ask(engine, [5, 6, 7], 12).wait() == plain
+        assert stopped(registry.engine)["chat"].successor == name
+
+
+def test_a_drafter_that_another_server_still_serves_is_not_stopped(
     target: Target, registry: Registry, storage: StorageConfig
 ) -> None:
-    make_drafter(registry, "chat", "another target")
-    config = Attachment("chat", "host:1", target, registry, storage, LiveConfig(), FeedbackConfig(), Metrics())
-    engine = Engine(target, EngineConfig(), config.finished)
-    with pytest.raises(WrongDrafter, match="made for another target"):
-        config.start(engine)
+    make_drafter(registry, "chat", "the target before")
+    Servers(registry.engine).beat("host:2", "reference", "chat", 1, 1, target_fingerprint="the target before")
+    with served(target, registry, storage, name="chat"):
+        assert stopped(registry.engine) == {}
+
+
+def test_a_server_says_what_it_can_do(
+    target: Target, registry: Registry, store: WeightsStore, storage: StorageConfig
+) -> None:
+    make_version_1(target, registry, store)
+    with served(target, registry, storage):
+        until(lambda: bool(Servers(registry.engine).hosts()))
+        (server,) = Servers(registry.engine).hosts()
+    assert server.target_fingerprint == target.files.fingerprint
+    assert server.capabilities is not None
+    assert (server.capabilities.rounds, server.capabilities.losslessness) == ("exact", "lossless")
 
 
 def test_a_port_in_use_is_named_with_the_setting() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from adapter.target import Target
+from adapter.typical import Typical
 from service.engine.engine import Engine
 from service.openai_api import Served, openai_router
 from service.openai_errors import install
@@ -17,11 +18,11 @@ PROMPT = "the drafter proposes"
 CHAT: list[Any] = [{"role": "user", "content": "Hello, world!"}]
 
 
-def openai_app(target: Target, engine: Engine) -> FastAPI:
+def openai_app(target: Target, engine: Engine, typical: Typical | None = None) -> FastAPI:
     """OpenAI's routes alone."""
     app = FastAPI()
     install(app)
-    app.include_router(openai_router(Served(target, engine, MODEL)))
+    app.include_router(openai_router(Served(target, engine, MODEL, typical)))
     return app
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Engine as Database
 
 from adapter.policy import Policy
 from adapter.target import Target
+from adapter.typical import Typical
 from service.engine.engine import Engine
 from service.engine.generation import Delta, Generation
 from service.engine.governor import RowClass
@@ -17,6 +18,7 @@ from service.feedback import FeedbackWriter
 from service.live import LiveFollower
 from service.metrics import OTHER, WORKLOADS, Metrics
 from service.placing import Offer
+from storage.records import Round
 from storage.registry import Registry, Version
 from storage.servers import Servers
 from tests.service.conftest import CONFIG, VERSION
@@ -80,6 +82,17 @@ def test_the_speculative_counters_are_sums_over_the_rounds(counted: tuple[Sample
     assert value(read, "spec_decode_num_drafts_total", **labels) == len(rounds)
     assert value(read, "spec_decode_num_draft_tokens_total", **labels) == sum(r.proposed for r in rounds)
     assert value(read, "spec_decode_num_accepted_tokens_total", **labels) == sum(r.accepted for r in rounds)
+
+
+def test_lossy_requests_have_counters_of_their_own(tiny_target: Target) -> None:
+    metrics, generation = Metrics(), Generation("r", [1], Policy(0.8), 8, lambda delta: None, typical=Typical())
+    generation.rounds, generation.finish_reason = [Round(1, VERSION, 4, 3, 5, 1.0, 1.0, 1.0)], "stop"
+    metrics.finished(generation)
+    read, labels = samples(metrics), {"drafter": "", "version": str(VERSION), "workload": "default"}
+    assert value(read, "lossy_requests_total", workload="default") == 1
+    assert value(read, "lossy_spec_decode_num_draft_tokens_total", **labels) == 4
+    assert value(read, "lossy_spec_decode_num_accepted_tokens_total", **labels) == 3
+    assert not any(name.startswith("redraft_spec_decode") for name, _ in read)
 
 
 def test_accepted_tokens_by_position_add_up_to_the_accepted_ones(

@@ -33,6 +33,34 @@ def test_the_two_figures_are_not_one(engine: Engine) -> None:
     assert row.acceptance_length == 1 + 6 / 3
 
 
+LENIENT = msgspec.structs.replace(ONE, record_id="lossy", lossless=False)
+
+
+def test_what_was_verified_lossily_is_never_taken_together_with_what_was_not(engine: Engine) -> None:
+    fold(engine, [ONE, LENIENT, msgspec.structs.replace(LENIENT, record_id="warm", temperature=0.8)])
+    rows = {row.policy: row for row in history(engine, "chat")}
+    assert {policy: row.lossless for policy, row in rows.items()} == {
+        "greedy": True,
+        "greedy lossy": False,
+        "t0.8 lossy": False,
+    }
+    assert [row.requests for row in rows.values()] == [1, 1, 1]
+    assert {row.policy for row in by_version(engine, "chat")} == rows.keys()
+    assert merged_without_policy(engine) == 1
+
+
+def merged_without_policy(engine: Engine) -> int:
+    """Requests behind what the gate is told a round costs."""
+    costs = round_costs(engine, "chat", 4)
+    assert costs is not None
+    return costs.rounds // len(ONE.rounds)
+
+
+def test_lossy_rounds_alone_say_nothing_of_what_a_round_costs(engine: Engine) -> None:
+    fold(engine, [LENIENT])
+    assert round_costs(engine, "chat", 4) is None
+
+
 def test_nothing_proposed_is_a_rate_of_nought(engine: Engine) -> None:
     fold(engine, [make_record("a", (make_round(1, 0, 0),))])
     (row,) = history(engine, "chat")

@@ -3,8 +3,9 @@
 import time
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
+from storage.capabilities import Capabilities
 from storage.servers import Servers
 
 
@@ -48,3 +49,30 @@ def test_a_server_that_says_goodbye_is_gone_at_once(servers: Servers) -> None:
     servers.beat("host:1", "reference", "chat", 1, 1)
     servers.gone("host:1")
     assert servers.live("chat") == []
+
+
+def test_a_beat_carries_what_the_server_can_do_and_which_target_it_has(servers: Servers) -> None:
+    found = Capabilities(
+        "totals", False, "none", False, "none", ("causal_lm",), "llama.cpp b1", "lossy", ("synth_len=2",)
+    )
+    servers.beat("host:1", "sidecar_llamacpp", "chat", 1, 1, target_fingerprint="abc", capabilities=found)
+    (server,) = servers.live("chat")
+    assert (server.capabilities, server.target_fingerprint) == (found, "abc")
+    servers.beat("host:1", "sidecar_llamacpp", "chat", 1, 1)
+    (server,) = servers.live("chat")
+    assert (server.capabilities, server.target_fingerprint) == (None, "")
+
+
+def test_capabilities_in_the_words_of_another_redraft_are_none(servers: Servers, engine: Engine) -> None:
+    servers.beat("host:1", "vllm", "chat", 1, 1)
+    with engine.begin() as connection:
+        connection.execute(text("""UPDATE server SET capabilities = '{"rounds": "guessed"}'"""))
+    assert servers.live("chat")[0].capabilities is None
+
+
+def test_hosts_are_the_servers_of_all_drafters_and_none_of_the_workers_processes(servers: Servers) -> None:
+    servers.beat("host:2", "reference", "chat", 1, 1)
+    servers.beat("host:1", "vllm", "code", 1, 1)
+    servers.beat("host:3", "reference", "", 0, 0, "decodes plainly")
+    servers.beat("trainer:host:1", "trainer", "", 0, 0)
+    assert [server.id for server in servers.hosts()] == ["host:3", "host:2", "host:1"]

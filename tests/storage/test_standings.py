@@ -95,7 +95,8 @@ def test_shares_are_of_all_requests_of_the_target(store: Standings, windows: Win
 
 def test_a_draft_step_costs_its_part_of_a_target_pass(store: Standings) -> None:
     record = make_record("a", rounds=(make_round(1, 4, 2), make_round(1, 4, 4)), finished_at=1_700_000_000.0)
-    history.fold(store.engine, [record])  # 2 ms of drafting and 10 ms of verification a round
+    lossy = msgspec.structs.replace(record, record_id="b", lossless=False, rounds=(make_round(1, 4, 4),))
+    history.fold(store.engine, [record, lossy])  # 2 ms of drafting and 10 ms of verification a round
     assert store.draft_costs(["chat", "sql"], hours=24 * 365 * 100) == {"chat": pytest.approx(0.5 / 10)}
     assert store.draft_costs(["chat"], hours=0.0) == {}
 

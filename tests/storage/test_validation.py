@@ -19,6 +19,7 @@ def rows(
     ids: tuple[tuple[int, ...], ...] = ((2, 50, 51), (5, 50, 51)),
     log_probs: tuple[tuple[float, ...], ...] = ((-0.5, -1.5, -3.0), (-0.5, -1.5, -3.0)),
     tail: tuple[float, ...] | None = None,
+    refusals: tuple[float, ...] = (),
 ) -> TeacherRows:
     """Two rows of an output 0, 1, 2, ...: at positions 2 and 5, likeliest first the token emitted there."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -29,6 +30,7 @@ def rows(
         ids=np.array(ids, dtype="<i4").tobytes(),
         log_probs=np.array(log_probs, dtype="<f2").tobytes(),
         tail_log_mass=np.array(rest if tail is None else tail, dtype="<f4").tobytes(),
+        refusals=np.array(refusals, dtype="<f4").tobytes(),
     )
 
 
@@ -90,6 +92,11 @@ def test_what_breaks_a_rule_is_refused_with_the_reason(changes: dict[str, Any], 
         (rows(log_probs=((-1.5, -0.5, -3.0),) * 2), "not in the order of falling probability"),
         (rows(log_probs=((-INF, -INF, -INF),) * 2, tail=(0.0, 0.0)), "more mass outside its top K than ids"),
         (TeacherRows(3, int32([2]), b"1234", b"", b""), "unequal lengths"),
+        (rows(refusals=(0.5,)), "unequal lengths"),
+        (msgspec.structs.replace(rows(), refusals=b"12345"), "unequal lengths"),
+        (rows(refusals=(0.5, -0.1)), "between 0 and 1"),
+        (rows(refusals=(1.5, 0.0)), "between 0 and 1"),
+        (rows(refusals=(NAN, 0.0)), "between 0 and 1"),
         (TeacherRows(0, int32([2]), b"", b"", b""), "without a top-K"),
         (TeacherRows(-1, b"", b"", b"", b""), "unequal lengths"),
     ],
@@ -98,6 +105,17 @@ def test_what_breaks_a_rule_is_refused_with_the_reason(changes: dict[str, Any], 
 def test_degenerate_teacher_rows_are_refused_with_the_reason(teacher: TeacherRows, reason: str) -> None:
     with pytest.raises(RecordRefused, match=reason):
         validate(msgspec.structs.replace(record(), teacher=teacher), VOCABULARY)
+
+
+def test_rows_that_say_how_likely_their_refusals_were_pass_and_so_do_those_of_before_that_was_written_down() -> None:
+    said = msgspec.structs.replace(record(), teacher=rows(refusals=(0.25, 0.0)))
+    validate(said, VOCABULARY)
+    assert said.teacher.refusal_chances().tolist() == [0.25, 0.0]
+    assert said.teacher.at([5]).refusal_chances().tolist() == [0.0]
+    fields = list(msgspec.structs.astuple(rows()))[:-1]
+    before = msgspec.convert(fields, TeacherRows)
+    assert before == rows()
+    assert before.refusal_chances().tolist() == [0.0, 0.0]
 
 
 def test_a_greedy_token_that_its_own_teacher_row_did_not_choose_is_refused() -> None:

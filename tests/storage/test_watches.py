@@ -94,6 +94,12 @@ def test_what_was_before_the_promotion_or_by_other_versions_is_not_seen(
     assert watches.observations(watch) == []
 
 
+def test_what_was_accepted_leniently_is_not_seen(engine: Engine, watches: Watches, watch: Watch) -> None:
+    lossy = msgspec.structs.replace(later(watch, "a", 4, version=2), lossless=False)
+    fold(engine, [lossy, later(watch, "b", 1, version=2)])
+    assert [o.accepted for o in watches.observations(watch)] == [1]
+
+
 @pytest.mark.parametrize("by", ["rollback", "promotion"])
 def test_an_operators_move_ends_the_watch(
     registry: Registry, watches: Watches, versions: tuple[Version, Version, Version], watch: Watch, by: str

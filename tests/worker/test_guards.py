@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
+from service.hosts.capabilities import HOSTS
 from storage.records import FeedbackRecord, int32
 from storage.registry import Drafter
 from tests.worker.entries import VOCABULARY, copies, entries, ids, said
@@ -101,5 +102,12 @@ def test_what_cannot_be_decoded_or_is_unsound_is_for_the_quarantine() -> None:
 )  # fmt: skip
 def test_what_teaches_nothing_is_left_out_and_counted(changes: dict[str, object]) -> None:
     found = sifted([said(1), said(2, **changes)])
+    assert ids(found.kept) == ["r1"]
+    assert found.left_out == {NOT_LEARNABLE: 1}
+
+
+@pytest.mark.parametrize("source", ["sidecar", *HOSTS])
+def test_structured_output_teaches_nothing_whatever_host_it_came_from(source: str) -> None:
+    found = sifted([said(1, source=source), said(2, source=source, structured=True)])
     assert ids(found.kept) == ["r1"]
     assert found.left_out == {NOT_LEARNABLE: 1}

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from torch import Tensor
 
 import worker.rescoring
@@ -16,7 +16,7 @@ from adapter.rescore import RescoreConfig
 from adapter.target import Target
 from adapter.versions import Versions
 from storage.jobs import Jobs
-from storage.records import FeedbackRecord, encode
+from storage.records import FeedbackRecord, TeacherRows, encode, int32
 from storage.redis_clients import consume
 from storage.registry import Registry
 from storage.stream import FeedbackStream
@@ -171,3 +171,36 @@ def test_the_row_says_what_taught_and_the_trainer_loads_the_target_only_to_resco
     assert (run.teacher, len(loads)) == (teacher, loaded)
     assert torch.is_grad_enabled()
     assert isinstance(versions.load(registry.version("demo", 2), registry.drafter("demo")).head.weight, Tensor)
+
+
+@pytest.mark.parametrize("kept_rows", [True, False])
+def test_text_that_this_target_would_not_have_said_is_not_learnt_from(
+    target: Target, records: list[FeedbackRecord], engine: Engine, database_url: str, valkey: ValkeyServer,
+    tmp_path: Path, kept_rows: bool,
+) -> None:  # fmt: skip
+    """The engine's weights were replaced, or it verifies lossily, and the records do not say so."""
+    versions = Versions(WeightsStore(tmp_path / "weights"), target.files, target.embedding)
+    make_drafter(target, engine, versions, tiny_first(target))
+    folder = target.files.path
+    answers = [msgspec.structs.replace(r, drafter="demo", temperature=0.0) for r in records]
+    if not kept_rows:  # as of an engine that shows no logits; and another text than the target's
+        none = TeacherRows(0, b"", b"", b"", b"")
+        answers = [
+            msgspec.structs.replace(r, teacher=none, output_ids=int32((r.output[::-1] + 3) % target.vocab_size))
+            for r in answers
+        ]
+    with consume(valkey.url) as redis:
+        FeedbackStream(redis, "demo").append([encode(r) for r in answers])
+    job = Jobs(engine).request("adapt", "demo")
+    assert job is not None
+    environ = {
+        **trainer_environ(tmp_path, database_url, valkey, folder), "REDRAFT_DTYPE": "fp32", "REDRAFT_DEVICE": "cpu",
+        "REDRAFT_WINDOW_RECORDS": str(len(records)), "REDRAFT_TEACHER": "rescored", "REDRAFT_RESCORE_SHARE": "1",
+        "REDRAFT_EPOCHS": "1",
+    }  # fmt: skip
+    Learner(environ).run(job.id)
+    assert len(Registry(engine).versions("demo")) == (2 if kept_rows else 1)
+    with engine.connect() as connection:
+        ((outcome, reason),) = connection.execute(text("SELECT outcome, reason FROM training_run")).all()
+    assert outcome == ("trained" if kept_rows else "failed")
+    assert kept_rows or "greedy tokens are not what this target would have said" in reason

@@ -21,10 +21,10 @@ Output = tuple[int, ...]
 Allowed = Callable[[Sequence[int]], torch.Tensor]  # after an output so far: bool [V]
 
 
-def small_target(target: Target) -> Target:
+def small_target(target: Target, size: int = SIZE) -> Target:
     """Random weights, `target`'s tokenizer, no end of text."""
     config = LlamaConfig(
-        vocab_size=SIZE,
+        vocab_size=size,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
@@ -38,7 +38,7 @@ def small_target(target: Target) -> Target:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(12)  # one of the models that like to repeat a token, which penalties show on
         model = LlamaForCausalLM(config).eval()
-    return Target(**{**vars(target), "model": model, "vocab_size": SIZE, "eos_ids": frozenset()})
+    return Target(**{**vars(target), "model": model, "vocab_size": size, "eos_ids": frozenset()})
 
 
 def exact(target: Target, policy: Policy, allowed: Allowed | None = None) -> dict[Output, float]:

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from transformers.cache_utils import DynamicCache
 
+from adapter.drafters.layer import LayerDrafter
 from adapter.drafters.learnt import LearntDrafter
 from adapter.drafters.protocol import Shape
+from adapter.masks import additive
 from adapter.policy import Policy
+from adapter.taps import Taps
 from adapter.target import Target
 from service.engine import attention
 from service.engine.following import Shown, reading
@@ -61,9 +65,9 @@ class Rig:
         if drafter.decoder is not None:
             attention.install(drafter.decoder)
         self.target, self.slots = target, Slots(target.model.get_decoder(), 1, 120)
-        memory = None if drafter.decoder is None else Slots(drafter.decoder, 1, 120)
+        memory = None if drafter.decoder is None or drafter.rides else Slots(drafter.decoder, 1, 120)
         self.resident, self.row = Resident(1, drafter, memory), row_of(target, prompt)
-        with reading(target, [self.resident]) as reads:
+        with reading(target, self.slots, [self.resident]) as reads:
             read_prompt(target, self.slots, 0, self.row, 100)
         self.row.sequence.append(7)
         following = self.row.sequence[1:]
@@ -102,19 +106,54 @@ def test_after_some_rounds_the_state_is_that_of_the_text_read_at_once(
 
 @pytest.mark.usefixtures("inference")
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_after_plain_rounds_it_begins_anew_and_proposes_from_the_next_round_on(
+def test_after_plain_rounds_it_looks_again_and_proposes_from_the_next_round_on(
     target: Target, drafter: LearntDrafter, shape: Shape
 ) -> None:
     rig = Rig(target, drafter, random_prompt(target, 1, 9))
     rig.round(shape)
     for _ in range(4):
         assert rig.round(Shape.chain(0)) == (0, 0)
-    gap = rig.row.target_length
+    gap = (rig.row.drafter_length, rig.row.target_length)
     assert rig.round(shape) == (0, 0)
     assert rig.round(shape)[0] > 0
     assert rig.row.drafter_length == rig.row.target_length
     if drafter.decoder is not None:
-        assert rig.row.drafter_base == gap
+        assert rig.row.drafter_gap == gap
+
+
+@pytest.mark.usefixtures("inference")
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_after_plain_rounds_it_sees_what_it_read_before_them_and_since(target: Target, kind: str) -> None:
+    """The state is that of a reading of the text which leaves out what was never shown; after a second gap, too."""
+    drafter = shaken(first(target, kind, depths=3))
+    assert isinstance(drafter, LayerDrafter)
+    rig = Rig(target, drafter, random_prompt(target, 1, 9))
+    left_out = None
+    for _ in range(2):
+        rig.round(Shape.chain(3))
+        since = rig.row.drafter_length
+        for _ in range(3):
+            rig.round(Shape.chain(0))
+        left_out = (since if left_out is None else left_out[0], rig.row.target_length)
+        for _ in range(3):
+            rig.round(Shape.chain(3))
+        expected = read_without(target, drafter, rig.row.sequence, *left_out)
+        assert rig.row.state is not None
+        torch.testing.assert_close(rig.row.state, expected, atol=1e-4, rtol=1e-4)
+        everything = read_without(target, drafter, rig.row.sequence, 0, 0)
+        assert not torch.allclose(rig.row.state, everything, atol=1e-2)
+
+
+def read_without(target: Target, drafter: LayerDrafter, text: list[int], first: int, end: int) -> torch.Tensor:
+    """The layer's state after the last pair of a text, of which the pairs from `first` up to `end` are not seen."""
+    taps = Taps(target.model, drafter.taps)
+    with taps.reading():
+        target.model(input_ids=torch.tensor([text[:-1]]))
+    states, pairs = drafter.features(taps.hidden()), len(text) - 1
+    at = torch.arange(pairs)
+    seen = (at <= at[:, None]) & ((at < first) | (at >= end) | (at == at[:, None]))
+    mask = additive(seen[None], torch.float32)
+    return drafter.read(torch.tensor([text[1:]]), states, at[None], mask, DynamicCache())[0, -1]
 
 
 @pytest.mark.usefixtures("inference")
@@ -124,7 +163,8 @@ def test_a_row_keeps_one_vector_between_rounds(target: Target, drafter: LearntDr
         rig.round(Shape(3, 9, 3))
     kept = [value for value in vars(rig.row).values() if isinstance(value, torch.Tensor)]
     assert [tensor.dim() for tensor in kept] == [1]
-    assert kept[0].untyped_storage().nbytes() == kept[0].nbytes
+    one = torch.empty(target.model.config.hidden_size, dtype=target.dtype)
+    assert kept[0].untyped_storage().nbytes() == kept[0].nbytes <= one.nbytes
 
 
 @pytest.mark.parametrize("nodes", [0, 9], ids=["chain", "tree"])

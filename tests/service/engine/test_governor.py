@@ -192,7 +192,7 @@ def test_seeded_rows_that_are_not_played_as_sampled_do_not_leave_it_stuck() -> N
 
 def test_neither_choice_nor_observation_has_a_place_for_tokens() -> None:
     assert set(inspect.signature(Governor.choose).parameters) == {"self", "rows"}
-    assert set(RowClass.__dataclass_fields__) == {"workload", "policy"}
+    assert set(RowClass.__dataclass_fields__) == {"workload", "policy", "lossless"}
     figures = {"batch", "width", "draft_ms", "verify_ms", "other_ms", "absorbed", "sampled", "rows"}
     assert set(Played.__dataclass_fields__) == figures
 

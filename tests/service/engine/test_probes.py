@@ -28,6 +28,18 @@ def test_a_probe_lasts_for_its_rounds() -> None:
         assert probes.running is left
 
 
+def test_a_first_round_in_which_no_drafter_could_propose_is_none_of_a_probes() -> None:
+    probes = Probes(0.01)
+    saving(probes, 2000)
+    probes.offer(Plan(1, 2, 10.0))
+    for proposed, left in ((False, True), (True, True), (False, False)):  # but it does not wait for ever
+        probes.account(10.0, 1, 0.1, proposed)
+        assert probes.running is left
+    probes.start(Plan(0, 1, 0.0))
+    probes.account(10.0, 1, 0.1, False)
+    assert not probes.running
+
+
 def test_what_a_probe_really_lost_is_paid_before_the_next() -> None:
     probes, plan = Probes(0.01), Plan(1, 1, 10.0)
     saving(probes, 1000)

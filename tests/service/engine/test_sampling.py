@@ -142,7 +142,7 @@ def test_the_test_sees_a_verifier_that_accepts_everything(small: Target, monkeyp
 
     def credulous(
         p: torch.Tensor, drawn: Drawn | None, lengths: torch.Tensor, uniforms: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         uniforms[:, :-1] = 0.0
         return right(p, drawn, lengths, uniforms)
 
@@ -154,9 +154,9 @@ def test_the_test_sees_a_verifier_that_accepts_everything(small: Target, monkeyp
 def test_the_test_sees_a_walk_that_takes_every_first_child(small: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     right = tree_acceptance.verify_siblings
 
-    def credulous(*args: torch.Tensor, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        accepted, following = right(*args, **options)
-        return torch.where(args[3] > 0, 0, accepted), following
+    def credulous(*args: torch.Tensor, **options: bool) -> tuple[torch.Tensor, ...]:
+        accepted, following, chance = right(*args, **options)
+        return torch.where(args[3] > 0, 0, accepted), following, chance
 
     monkeypatch.setattr(tree_acceptance, "verify_siblings", credulous)
     (found,) = outputs(small, first_layers(small), [POLICIES["hot"]], draft_length=3, tree_nodes=7)

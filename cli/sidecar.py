@@ -1,0 +1,242 @@
+"""`redraft sidecar`: puts the reverse proxy before an engine, from the settings, and takes it down in order."""
+
+import logging
+import signal
+import socket
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import CommandError, say, warn
+from cli.processes import begin
+from cli.serve import LOOPBACK, listen
+from cli.settings import CommandConfig, settings, warn_unknown
+from storage.config import StorageConfig
+
+if TYPE_CHECKING:
+    from service.hosts.lossy import Seen
+    from service.hosts.sidecar.app import Sidecar
+    from service.hosts.sidecar.config import SidecarConfig
+    from service.hosts.sidecar.following import MadeReady
+    from service.hosts.sidecar.upstream import Upstream
+    from service.hosts.swapping import Swapper
+    from storage.registry import Registry
+
+DRAIN_SECONDS = 30
+
+
+class Swap(StrEnum):
+    """How an engine takes another version."""
+
+    NONE = "none"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+
+
+def sidecar(
+    url: Annotated[str, typer.Argument(help="the engine's address, such as http://127.0.0.1:8000")],
+    swap: Annotated[Swap, typer.Option(help="how the engine takes new versions")] = Swap.NONE,
+    drain: Annotated[int, typer.Option(help="seconds that requests have to finish when asked to stop")] = DRAIN_SECONDS,
+) -> None:
+    """Observe an engine that stays as it is, from a proxy before it: vLLM, SGLang or llama.cpp."""
+    begin(warn=False)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each look at the engine's metrics
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    from service.hosts.sidecar.config import SidecarConfig
+    from service.hosts.sidecar.upstream import Upstream, WrongUrl
+
+    config = settings(SidecarConfig)
+    try:
+        upstream = Upstream(url)
+    except WrongUrl as wrong:
+        raise CommandError(str(wrong)) from wrong
+    listener = _listen(config)
+    with ExitStack() as stack:
+        stack.enter_context(listener)
+        app = build(stack, upstream, swap, config, listener)
+        _run(app, listener, drain, url)
+
+
+def _end(*_: Any) -> None:
+    raise SystemExit(0)
+
+
+def _listen(config: "SidecarConfig") -> socket.socket:
+    try:
+        return listen(config.sidecar_host, config.sidecar_port)
+    except CommandError as error:
+        message = str(error).replace("REDRAFT_HOST or REDRAFT_PORT", "REDRAFT_SIDECAR_HOST or REDRAFT_SIDECAR_PORT")
+        raise CommandError(message) from error
+
+
+def build(
+    stack: ExitStack, upstream: "Upstream", swap: Swap, config: "SidecarConfig", listener: socket.socket
+) -> "Sidecar":
+    """The proxy over running parts, which `stack` takes down again. No database or engine is needed for that."""
+    from service.engine.floor import FloorConfig
+    from service.feedback import FeedbackConfig
+    from service.hosts.lossy import Guard, LossyConfig
+    from service.hosts.sidecar.app import Sidecar
+    from service.hosts.sidecar.attachment import REFUSED_SECONDS, Attachment
+    from service.hosts.sidecar.counters import Growth
+    from service.hosts.sidecar.engine_client import EngineClient
+    from service.hosts.sidecar.following import Surroundings
+    from service.hosts.sidecar.history import row_of
+    from service.hosts.sidecar.observing import Observer
+    from service.hosts.sidecar.own import Own
+    from service.hosts.sidecar.paths import passes
+    from service.hosts.sidecar.scraper import Scraper
+    from service.live import LiveConfig
+    from storage.database import open_database
+    from storage.history import add
+    from storage.registry import Registry
+
+    storage = settings(StorageConfig)
+    registry = Registry(open_database(storage.sql_url))
+    client = EngineClient(lambda: upstream.url, config.sidecar_engine_key)
+    stack.callback(client.close)
+    around = Surroundings(
+        settings(CommandConfig).drafter,
+        f"{socket.gethostname()}:{listener.getsockname()[1]}",
+        registry,
+        storage,
+        settings(LiveConfig),
+        settings(FeedbackConfig),
+        settings(FloorConfig),
+    )
+    attachment = Attachment(
+        around,
+        config,
+        client,
+        _ready(swap, stack, upstream, storage, registry),
+        Guard(settings(LossyConfig), _known(swap)),
+        kind=swap.value if swap is Swap.LLAMACPP else "",
+        swaps=swap is not Swap.NONE,
+    )
+
+    def keep_growth(version: int, grown: Growth) -> None:
+        drafter = attachment.drafter
+        if drafter is not None and attachment.findings is not None and not attachment.counts_rounds:
+            add(registry.engine, drafter.name, row_of(version, grown))
+
+    scraper = Scraper(
+        client, config.sidecar_scrape_seconds, lambda: attachment.served()[0], keep_growth, attachment.engine_restarted
+    )
+
+    def ask_later() -> None:
+        attachment.ask_again(REFUSED_SECONDS)
+
+    observer = Observer(config, lambda: attachment.findings, attachment.served, attachment.keep, ask_later)
+    for part in (attachment, scraper, observer):  # taken down the other way round: what was observed is written last
+        stack.callback(part.close)
+    attachment.start(scraper)
+    scraper.start()
+    reachable = listener.getsockname()[0] not in LOOPBACK
+
+    def may_pass(path: str) -> bool:
+        found = attachment.findings
+        return passes(path, found.dialect if found else None, swap is not Swap.NONE, reachable)
+
+    return Sidecar(upstream, observer, Own(upstream, observer, attachment, scraper), may_pass)
+
+
+def _known(swap: Swap) -> "Seen":
+    """What is known of the engine's settings before it is asked: all of one that redraft starts itself."""
+    from service.hosts.llamacpp.blue_green import LlamaCppConfig
+    from service.hosts.lossy import UNSEEN, llamacpp_command
+
+    return llamacpp_command(settings(LlamaCppConfig).llamacpp_command) if swap is Swap.LLAMACPP else UNSEEN
+
+
+def _ready(
+    swap: Swap, stack: ExitStack, upstream: "Upstream", storage: StorageConfig, registry: "Registry"
+) -> "MadeReady":
+    """What loads and swaps a drafter's versions, made when the drafter is known."""
+    from pathlib import Path
+
+    from service.hosts.sidecar.following import Fixed, Load, Swapping
+    from service.hosts.swapping import Swapper
+    from storage.registry import Drafter, Version
+
+    def exported(drafter: Drafter) -> Load:
+        from adapter.target import TargetConfig, fetch, load_embedding
+        from adapter.versions import Versions
+        from service.hosts import exporting
+        from storage.weights import WeightsStore
+
+        files = fetch(settings(TargetConfig))
+        versions = Versions(WeightsStore(storage.weights_folder), files, load_embedding(files))
+        folder = storage.home.absolute() / "exports"
+        if swap is Swap.LLAMACPP:
+            from service.hosts.llamacpp.blue_green import LlamaCppConfig
+
+            like = settings(LlamaCppConfig).llamacpp_target
+            form = exporting.gguf(Path(like) if like else None)
+            return exporting.Exports(versions, drafter, folder, form, ".gguf").load
+        return exporting.Exports(versions, drafter, folder, exporting.checkpoint).load
+
+    def swapper() -> Swapper:
+        if swap is Swap.VLLM:
+            from service.hosts.vllm_push import VllmPush, VllmPushConfig
+            from storage.pushes import Pushes
+
+            staging = storage.home.absolute() / "staging"
+            push = VllmPush(upstream.url, Pushes(registry.engine), staging, settings(VllmPushConfig))
+            stack.callback(push.close)
+            push.recover()
+            return push
+        if swap is Swap.LLAMACPP:
+            from service.hosts.llamacpp.blue_green import BlueGreen, LlamaCppConfig
+
+            folder = storage.home.absolute() / "llamacpp"
+            green = BlueGreen(upstream.url, upstream.flip, upstream.busy, folder, settings(LlamaCppConfig))
+            stack.callback(green.close)
+            return green
+        return _sglang(upstream.url)
+
+    made: list[Swapper] = []
+
+    def ready(drafter: Drafter) -> tuple[Load, Swapping]:
+        if swap is Swap.NONE:
+            fixed = Fixed()
+            return fixed.load, fixed.swap
+        load = exported(drafter)
+        if not made:
+            made.append(swapper())
+
+        def take(version: Version, checkpoint: Path) -> None:
+            made[0].swap(version, checkpoint)
+
+        return load, take
+
+    return ready
+
+
+def _sglang(url: str) -> "Swapper":
+    from service.hosts.sglang import SglangPush, SglangPushConfig
+    from service.hosts.sglang_plugin.pointer import PointerConfig
+
+    made = SglangPush(url, settings(SglangPushConfig), settings(PointerConfig))
+    made.recover()
+    return made
+
+
+def _run(app: "Sidecar", listener: socket.socket, drain: int, url: str) -> None:
+    """Serve until a signal; requests in flight get `drain` seconds."""
+    import uvicorn
+
+    host, port = listener.getsockname()[:2]
+    say(f"http://{f'[{host}]' if ':' in host else host}:{port} stands before {url}; its own pages are under /redraft")
+    if host not in LOOPBACK:
+        warn("other machines can reach this sidecar: it asks nobody for a key that the engine does not ask for")
+    warn_unknown()
+    of_uvicorn: dict[str, Any] = {
+        "log_config": None, "access_log": False, "server_header": False, "date_header": False, "ws": "none",
+        "proxy_headers": False,  # they are for the engine
+        "timeout_graceful_shutdown": drain,
+    }  # fmt: skip
+    uvicorn.Server(uvicorn.Config(app, **of_uvicorn)).run(sockets=[listener])
