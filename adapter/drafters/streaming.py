@@ -15,9 +15,9 @@ A drafter's `passes` says when they do:
 - 2: in a pass of their own after it, of the accepted token's gamma streams alone: one more launch a round, for fewer
   streams. Kept is M[t], and the main stream's keys and values in these layers, projected again from what the taps read.
 One pass saves a launch, that second memory and the gap in it after plain rounds; two spare the k streams of each token
-that is not looked at. On a CPU, where nothing waits for a launch, two are faster: of SmolLM2 with 4 streams in 2 of its
-30 layers, a round is 1.17 plain ones as a chain of 4 (one pass: 1.19), and 1.70 as a tree of 16 (one pass: 1.86, and
-1.77 where it is pruned to 8). So it is 2 unless asked otherwise.
+that is not looked at. On a CPU, where nothing waits for a launch, two are a little faster: with 4 streams in the last
+of SmolLM2's 30 layers a round of a chain of 4 is 1.15 plain ones (one pass: 1.16), and that of a tree of 16 is 1.60
+(1.66); in two layers 1.17 (1.19) and 1.70 (1.86). So it is 2 unless asked otherwise.
 
 The early exit of the paper's pruning is one more head of a low rank, on the main stream after two thirds of the layers:
 it says what follows a token, by which the engine drops a tree's unlikely branches there (service/engine/pruning). The

@@ -26,7 +26,8 @@ WHOLE = 10_000
 def first(target: Target, kind: str, depths: int = 3, tokens: Tensor | None = None) -> LearntDrafter:
     """Version 1 of a kind, over every token by default."""
     known = torch.arange(target.vocab_size) if tokens is None else tokens
-    return first_version(kind, target.model, Shared(target.embedding, target.files), known, Sizes(layers=2, depths=depths))
+    shared, sizes = Shared(target.embedding, target.files), Sizes(layers=2, depths=depths)
+    return first_version(kind, target.model, shared, known, sizes)
 
 
 @torch.no_grad()

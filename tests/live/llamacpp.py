@@ -163,7 +163,7 @@ def sidecar(folder: Path, database: Engine, cache: Path) -> Iterator[str]:
     words = [PYTHON, str(WHEEL), "-m", str(folder / "target.gguf"), "--port", "{port}", "-c", "4096", "-np", "2"]
     port = Process([], Path(), folder).port
     environ = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "REDRAFT_LIVE_LLAMACPP"},
         "REDRAFT_HOME": str(folder),
         "REDRAFT_CACHE": str(cache),
         "REDRAFT_SIDECAR_PORT": str(port),

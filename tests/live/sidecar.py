@@ -188,10 +188,12 @@ def test_the_same_drafter_as_a_draft_model_is_observed_byte_for_byte(
     beside.redraft("export", "1", "--to", str(folder))
     (checkpoint,) = {path.parent for path in folder.rglob("config.json")}
     speculation = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": K}
-    options = ("--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed")
     before = set(_records(beside, "sidecar"))
     differing = []
-    with serving(beside, "draft_model", False, *options) as server, sidecar(beside, server.url) as address:
+    with (
+        serving(beside, "draft_model", True, speculation=speculation) as server,
+        sidecar(beside, server.url) as address,
+    ):
         began = time.time()
         for number in range(len(PROMPTS)):
             direct, through = _sent(server.url, number), _sent(address, number)

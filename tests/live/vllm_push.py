@@ -55,8 +55,7 @@ class Rig:
     exports: Exports
     plain: dict[str, str]  # texts without speculation
     target: dict[str, Any]  # the target's fingerprint at the start, of all its columns
-    push: VllmPush
-    failures: list[str] = field(default_factory=list)
+    push: VllmPush = field(init=False)  # a fresh one for each test
 
     def swap(self, number: int) -> None:
         self.push.swap(self.versions[number], self.exports.load(self.versions[number]))
@@ -88,19 +87,25 @@ def rig(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     del target
     vllm = PushedVllm(files, start, folder, "tests.live.faulty_worker.FaultyWorker")
     proxy = CuttingProxy(vllm.port)
-    push = VllmPush(proxy.url, Pushes(database), folder / "staging")
     try:
         vllm.worker("redraft_speculate", "off")
         plain = {prompt: vllm.ask(prompt) for prompt in PROMPTS}
         assert vllm.counted() == (0, 0), "plain decoding drafts nothing"
         vllm.worker("redraft_speculate", "on")
         fingerprint = vllm.worker("redraft_target", "0")
-        yield Rig(vllm, proxy, database, folder, versions, exports, plain, fingerprint, push)
+        yield Rig(vllm, proxy, database, folder, versions, exports, plain, fingerprint)
     finally:
-        push.close()
         proxy.close()
         vllm.close()
         database.dispose()
+
+
+@pytest.fixture(autouse=True)
+def fresh_pusher(rig: Rig) -> Iterator[None]:
+    """As after a restart: a pusher does not try a version a fourth time, and tests let one fail more often."""
+    rig.push = VllmPush(rig.proxy.url, Pushes(rig.database), rig.folder / "staging")
+    yield
+    rig.push.close()
 
 
 def test_the_weights_of_the_start_are_known_as_the_version_that_they_are(rig: Rig) -> None:

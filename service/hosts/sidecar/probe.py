@@ -115,11 +115,13 @@ def _compared(asked: Asked, dialect: Dialect, top_k: int, plain: bytes, observed
 def _told(form: Form, dialect: Dialect, bare: Bare, top_k: int, seen: Seen) -> _Probed:
     """What a form's answer held of what was asked for."""
     rows = top_k if seen.rows and all(row is not None for row in seen.rows) else 0
-    ids = bool(seen.prompt_ids and seen.output) or (dialect.identities and bool(seen.named))
+    ids = seen.complete and bool(seen.prompt_ids or dialect.identities)
     steps = seen.steps is not None and bool(seen.steps.accepted)
     plan = Plan(bare, rows if dialect.top_k else top_k, ids, steps, seen.totals is not None and seen.totals.rounds > 0)
     if not ids:
-        return _Probed(problem=f"{form}: the engine gives no token ids: such requests pass, and are not observed")
+        return _Probed(
+            problem=f"{form}: the engine does not give all token ids: such requests pass, and are not observed"
+        )
     return _Probed(plan)
 
 

@@ -36,6 +36,7 @@ class Seen:
     answer_id: str = ""  # the engine's
     prompt_ids: list[int] = field(default_factory=list)
     prompt_tokens: int | None = None  # how many, as the usage says
+    output_tokens: int | None = None
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     steps: Steps | None = None
@@ -47,6 +48,11 @@ class Seen:
     @property
     def output(self) -> list[int]:
         return self.output_ids or self.named
+
+    @property
+    def complete(self) -> bool:
+        """Whether every output token is named: llama.cpp's streams leave out those that were proposed."""
+        return bool(self.output) and self.output_tokens in (None, len(self.output))
 
 
 def read(texts: Sequence[bytes]) -> Seen:
@@ -66,7 +72,11 @@ def _read_top(seen: Seen, found: Mapping[str, Any]) -> None:
     seen.answer_id = seen.answer_id or str(found.get("id") or "")
     _take_ids(seen.prompt_ids, found.get("prompt_token_ids"))
     usage = found.get("usage")
-    seen.prompt_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else seen.prompt_tokens
+    if isinstance(usage, dict):
+        seen.prompt_tokens, seen.output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    timings = found.get("timings")
+    if isinstance(timings, dict):  # llama.cpp, whose streams say no usage unless they are asked
+        seen.output_tokens = timings.get("predicted_n", seen.output_tokens)
     metrics = found.get("metrics")
     figures = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if isinstance(figures, dict):

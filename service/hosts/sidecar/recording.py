@@ -58,6 +58,8 @@ def record_of(answered: Answered, seen: Seen, told: Told) -> FeedbackRecord:
         raise Unusable("no_token_ids")
     if seen.prompt_tokens not in (None, len(seen.prompt_ids)):
         raise Unusable("other_prompt")  # pictures, or a template that only the engine knows
+    if not seen.complete:
+        raise Unusable("tokens_missing")
     found = _rounds(answered, seen)
     temperature = told.temperature if asked.temperature is None else asked.temperature
     rows = _taught(found, len(seen.output), temperature == 0.0, asked)

@@ -127,21 +127,30 @@ def test_one_at_a_time_in_bf16_every_departure_is_a_near_tie(
 
 
 def test_feedback_equals_vllms_own_steps_request_for_request(beside: Stack, first: dict[str, list[Answer]]) -> None:
-    answers = [*first["alone"], *first["together"]]
-    until(lambda: len(beside.records()) >= len(answers), 30, lambda: f"{len(beside.records())} of {len(answers)}")
-    records = beside.records()
-    cut = 0
+    check_feedback(beside, [*first["alone"], *first["together"]], "version 1")
+
+
+def check_feedback(beside: Stack, answers: list[Answer], of: str) -> None:
+    """Each answer has its record, with vLLM's own tokens and rounds."""
+    wanted = {answer.id for answer in answers}
+    until(lambda: len(known(beside.records(), wanted)) == len(wanted), 30, lambda: "records are missing")
+    records, cut = beside.records(), 0
     for answer in answers:
         record = record_of(records, answer)
         assert record.prompt.tolist() == answer.prompt_ids
         assert record.output.tolist() == answer.tokens
-        assert (record.workload, record.policy, record.finish_reason) == (
-            answer.prompt.workload, "greedy", answer.finish_reason,
-        )  # fmt: skip
+        assert (record.workload, record.policy) == (answer.prompt.workload, "greedy")
+        assert record.finish_reason == answer.finish_reason
         theirs, ours = steps(answer, record), [(r.proposed, r.accepted) for r in record.rounds]
         assert ours == theirs
-        cut += bool(theirs) and (answer.drafted[-1], answer.accepted[-1]) != theirs[-1]
-    note(feedback_requests=len(answers), rounds=sum(len(a.drafted) for a in answers), last_round_cut_short=cut)
+        cut += bool(theirs) and answer.accepted[-1] != theirs[-1][1]
+    rounds = sum(len(answer.drafted) for answer in answers)
+    note(feedback_of=of, requests=len(answers), rounds=rounds, accepted_tokens_past_an_end=cut)
+
+
+def known(records: list[FeedbackRecord], wanted: set[str]) -> set[str]:
+    """Those of the ids that have a record."""
+    return {found for found in (record.request_id.rpartition("-")[0] for record in records) if found in wanted}
 
 
 def steps(answer: Answer, record: FeedbackRecord) -> list[tuple[int, int]]:
@@ -169,10 +178,11 @@ def test_the_worker_distils_and_versions_are_swapped_in_while_requests_run(
         child.terminate()
 
 
-def test_acceptance_on_vllms_metrics_has_risen(server: Server, first: dict[str, Counted]) -> None:
+def test_acceptance_on_vllms_metrics_has_risen(beside: Stack, server: Server, first: dict[str, Counted]) -> None:
     before = server.counters()
-    server.ask_all(PROMPTS)
+    answers = server.ask_all(PROMPTS)
     after = server.counters().since(before)
+    check_feedback(beside, answers, "what was learnt")
     note(k=K, acceptance_length_version_1=first["counted"].length, acceptance_length_now=after.length)
     assert after.length > first["counted"].length + 0.2
 
@@ -197,7 +207,9 @@ def swapping(beside: Stack, server: Server) -> list[Answer]:
     finally:
         over.set()
         thread.join()
-    versions = [{r.version for r in record_of(beside.records(), a).rounds} for a in answers]
+    check_feedback(beside, answers, "both, swapped to and fro")
+    records = beside.records()
+    versions = [{r.version for r in record_of(records, a).rounds} for a in answers]
     note(swaps=moves, requests_that_saw_two_versions=sum(len(each) > 1 for each in versions))
     assert moves >= 4
     return answers
@@ -229,7 +241,7 @@ def test_a_rollback_returns_when_vllm_has_followed_and_proposals_are_the_older_v
     assert serves(beside, 1)
     before = server.counters()
     answers = server.ask_all(PROMPTS[:20])
-    until(lambda: all(a.id in str([r.request_id for r in beside.records()]) for a in answers), 30, lambda: "")
+    check_feedback(beside, answers, "version 1 again")
     records = beside.records()
     assert {r.version for answer in answers for r in record_of(records, answer).rounds} == {1}
     note(acceptance_length_rolled_back=server.counters().since(before).length)

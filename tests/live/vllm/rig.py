@@ -199,8 +199,17 @@ def target_folder(environ: Mapping[str, str]) -> Path:
 
 
 @contextmanager
-def serving(stack: Stack, name: str, speculate: bool, dtype: str = "bfloat16") -> Iterator[Server]:
-    """A vLLM server with or without the proposer, once it answers. The whole process group is ended."""
+def serving(
+    stack: Stack,
+    name: str,
+    speculate: bool,
+    dtype: str = "bfloat16",
+    speculation: Mapping[str, Any] = SPECULATION,
+) -> Iterator[Server]:
+    """A vLLM server with or without speculation (the proposer's, unless told otherwise), once it answers.
+
+    The whole process group is ended.
+    """
     port, log = _free_port(), stack.home / f"{name}.log"
     command = [
         VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target_folder(stack.environ)),
@@ -208,7 +217,7 @@ def serving(stack: Stack, name: str, speculate: bool, dtype: str = "bfloat16") -
         "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8",
     ]  # fmt: skip
     if speculate:
-        command += ["--speculative-config", json.dumps(SPECULATION), "--per-request-spec-decode-metrics", "detailed"]
+        command += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]
     seen = {
         **stack.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",

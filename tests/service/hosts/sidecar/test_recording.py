@@ -25,7 +25,7 @@ TOLD = Told(Origin("t" * 64, "k" * 64, "d"), temperature=1.0, top_k=3, lossless=
 def _seen(output: list[int], steps: Steps | None, k: int = 4) -> Seen:
     """A greedy answer whose rows have the chosen token first."""
     rows = [([token, *((token + i) % VOCAB for i in range(1, k))], [-0.1, -3.0, -4.0, -5.0][:k]) for token in output]
-    return Seen("cmpl-1", [1, 2], 2, output, "stop", steps, None, list(rows), [-0.1] * len(output))
+    return Seen("cmpl-1", [1, 2], 2, len(output), output, "stop", steps, None, list(rows), [-0.1] * len(output))
 
 
 def test_a_record_has_the_rounds_and_the_rows_of_their_rejections() -> None:
@@ -85,6 +85,13 @@ def test_a_prompt_that_is_not_as_long_as_the_engine_says_makes_no_record() -> No
     seen = _seen([5, 6, 7], None)
     seen.prompt_tokens = 9
     with pytest.raises(Unusable, match="other_prompt"):
+        record_of(ANSWERED, seen, TOLD)
+
+
+def test_an_answer_that_leaves_tokens_out_makes_no_record() -> None:
+    seen = _seen([5, 6, 7], None)
+    seen.output_tokens = 24
+    with pytest.raises(Unusable, match="tokens_missing"):
         record_of(ANSWERED, seen, TOLD)
 
 
