@@ -22,4 +22,4 @@ def test_routing_is_rung_for_only_where_it_is_learned(tmp_path: Path, routing: s
 def test_what_needs_torch_goes_to_the_trainer(tmp_path: Path) -> None:
     app = build_app(StorageConfig(home=tmp_path), TrainerConfig(), RoutingConfig())
     routed = {name for name, to in app.conf.task_routes.items() if to["queue"] == ADAPT_QUEUE}
-    assert routed == {f"worker.tasks.{name}" for name in ("adapt", "replay_plain", "route")}
+    assert routed == {f"worker.tasks.{name}" for name in ("adapt", "replay_plain", "route", "go_on")}

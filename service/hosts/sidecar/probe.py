@@ -119,9 +119,7 @@ def _told(form: Form, dialect: Dialect, bare: Bare, top_k: int, seen: Seen) -> _
     steps = seen.steps is not None and bool(seen.steps.accepted)
     plan = Plan(bare, rows if dialect.top_k else top_k, ids, steps, seen.totals is not None and seen.totals.rounds > 0)
     if not ids:
-        return _Probed(
-            problem=f"{form}: the engine does not give all token ids: such requests pass, and are not observed"
-        )
+        return _Probed(problem=f"{form}: the engine does not name all tokens: such requests pass, and are not observed")
     return _Probed(plan)
 
 
