@@ -31,15 +31,18 @@ def test_it_says_what_it_will_do_and_prints_and_writes_what_it_found(
     result = redraft("bench", "drafters", "--workload", *workloads, *asked)
     assert result.exit_code == 0, result.stderr
     first = result.stdout.splitlines()[0]
-    assert first.startswith("medusa, ngram on code, sql: each learns from 4 records of a workload in 2 passes; then 7")
-    assert "224 tokens in all" in first
+    assert first.startswith("medusa, ngram on code, sql: each learns from 4 records of a workload in 2 passes; then 8")
+    assert "256 tokens in all" in first
     assert "times the accepted progress of plain decoding" in result.stdout
     written = json.loads(out.read_text())
     assert [(row["workload"], row["kind"], row["shape"]) for row in written["rows"]] == [
         (workload, kind, shape)
         for workload in ("code", "sql")
-        for kind in ("medusa", "ngram")
-        for shape in ("chain", "tree", "governed")
+        for kind, shapes in (
+            ("medusa", ("chain", "tree", "governed", "combined")),
+            ("ngram", ("chain", "tree", "governed")),
+        )
+        for shape in shapes
     ]
     assert {row["identical"] for row in written["rows"]} == {2}
     assert written["settings"]["kinds"] == ["medusa", "ngram"]

@@ -130,7 +130,8 @@ class CuttingProxy:
 
     def _serve(self, client: socket.socket) -> None:
         with client, socket.create_connection(self._upstream) as server, suppress(OSError):
-            threading.Thread(target=self._answers, args=(server, client), daemon=True).start()
+            lost = threading.Event()
+            threading.Thread(target=self._answers, args=(server, client, lost), daemon=True).start()
             while data := client.recv(1 << 16):
                 text = data.decode(errors="replace")
                 if self.cut and self.cut in text:
@@ -138,16 +139,18 @@ class CuttingProxy:
                     return
                 if self.lose and self.lose in text:
                     self.lose = ""
+                    lost.set()
                     server.sendall(data)
                     time.sleep(5)  # long enough for vLLM to have done it
                     client.shutdown(socket.SHUT_RDWR)
                     return
                 server.sendall(data)
 
-    def _answers(self, server: socket.socket, client: socket.socket) -> None:
+    def _answers(self, server: socket.socket, client: socket.socket, lost: threading.Event) -> None:
         with suppress(OSError):
             while data := server.recv(1 << 16):
-                client.sendall(data)
+                if not lost.is_set():
+                    client.sendall(data)
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)
 

