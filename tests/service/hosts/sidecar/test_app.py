@@ -84,13 +84,13 @@ def test_a_head_request_and_an_empty_answer_pass() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_each_piece_of_a_stream_arrives_before_the_next_one_is_there(share: float) -> None:
-    engine = Script(headers=STREAM, pieces=[EVENT % (i, i) for i in range(3)], pause=0.5)
+    engine = Script(headers=STREAM, pieces=[EVENT % (i, i) for i in range(3)], pause=1.0)
     asked = _asked({**QUESTION, "stream": True})
     with served(engine) as address, beside(address, share, FOUND) as rig, _raw(rig.address, asked) as connection:
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         first = answer.read1()
-        assert engine.sent == 1
+        assert engine.sent <= 1  # it counts a piece when it has sent it, which may be later than we have it
         rest = answer.read()
     expected = [EVENT % (i, i) for i in range(3)]
     if share:
