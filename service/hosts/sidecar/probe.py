@@ -17,7 +17,7 @@ from service.hosts.sidecar.asking import Asked, asking, read
 from service.hosts.sidecar.config import SidecarConfig
 from service.hosts.sidecar.dialects import DIALECTS, FORMS, Dialect, Engine, Form
 from service.hosts.sidecar.engine_client import EngineClient
-from service.hosts.sidecar.excision import Edit, NotPlain, becomes, each, edited, gone
+from service.hosts.sidecar.excision import Edit, NotPlain, becomes, each, edited, gone, with_member
 from service.hosts.sidecar.findings import Findings, Plan
 from service.hosts.sidecar.reading import Seen
 from service.hosts.sidecar.reading import read as read_answer
@@ -88,8 +88,16 @@ def _form(client: EngineClient, form: Form, dialect: Dialect, model: str, top_k:
     for k in dict.fromkeys((top_k, min(top_k, 5), 0)):
         status, observed = client.post(form.path, asking(body, asked, dialect, k) or body)
         if status == 200:
-            return _compared(asked, dialect, k, plain, observed)
+            return _compared(asked, dialect, k, plain, observed, _with_usage(client, form, body))
     return _Probed(problem=f"{form}: the engine refuses {', '.join(dialect.asks(form, 0))} ({status})")
+
+
+def _with_usage(client: EngineClient, form: Form, body: bytes) -> bytes:
+    """The plain stream of a client that asks for its usage; nothing where the engine does not know that."""
+    if not form.stream:
+        return b""
+    status, answer = client.post(form.path, with_member(body, "stream_options", b'{"include_usage":true}'))
+    return answer if status == 200 else b""
 
 
 def _question(form: Form, model: str) -> bytes:
@@ -98,11 +106,11 @@ def _question(form: Form, model: str) -> bytes:
     return json.dumps({"model": model, **said, "max_tokens": TOKENS, "temperature": 0, **streamed}).encode()
 
 
-def _compared(asked: Asked, dialect: Dialect, top_k: int, plain: bytes, observed: bytes) -> _Probed:
+def _compared(asked: Asked, dialect: Dialect, top_k: int, plain: bytes, observed: bytes, usage: bytes) -> _Probed:
     form = asked.form
     there, here = (payloads(plain), payloads(observed)) if form.stream else ([plain], [observed])
     try:
-        bare, seen = learn(form, there, here), read_answer(here)
+        bare, seen = learn(form, there, here, payloads(usage)), read_answer(here)
         stripped = _stripped(asked, dialect, bare, here)
         wrong = _difference([_masked(text) for text in there], [_masked(text) for text in stripped])
     except (NotPlain, ValueError) as error:

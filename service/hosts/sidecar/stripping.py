@@ -31,18 +31,23 @@ class Bare:
     top: dict[str, Fate] = field(default_factory=dict)
     choice: dict[str, Fate] = field(default_factory=dict)
     ends_with_usage: bool = False  # a plain stream says its usage, asked for it or not
+    beside_usage: tuple[str, ...] = ()  # fields of the chunk with the usage, where a client asks for that
     on_last: bytes = (
         b""  # members at the end of a plain stream's chunk with the finish reason, which observed ones lack
     )
 
 
-def learn(form: Form, plain: Sequence[bytes], observed: Sequence[bytes]) -> Bare:
-    """From the JSON texts of two answers to one question: one text, or those of a stream's chunks."""
+def learn(form: Form, plain: Sequence[bytes], observed: Sequence[bytes], usage: Sequence[bytes] = ()) -> Bare:
+    """From the JSON texts of two answers to one question: one text, or those of a stream's chunks.
+
+    `usage` are those of a plain stream that was asked for its usage.
+    """
     there, here = [_read(text) for text in plain], [_read(text) for text in observed]
     return Bare(
         top=_fates(TOP, there, here),
         choice=_fates(CHOICE, _choices(there), _choices(here)),
         ends_with_usage=any(_is_usage(chunk) for chunk in there),
+        beside_usage=_beside_usage([_read(text) for text in usage]),
         on_last=_on_last(plain, observed) if form.stream else b"",
     )
 
@@ -71,6 +76,10 @@ def _fates(
         if filled and not any(part.get(name) is not None for part in plain):
             fates[name] = "null" if any(name in part for part in plain) else "removed"
     return fates
+
+
+def _beside_usage(chunks: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(name for name in TOP if any(_is_usage(chunk) and chunk.get(name) is not None for chunk in chunks))
 
 
 def _is_usage(chunk: dict[str, Any]) -> bool:
@@ -103,16 +112,16 @@ class Stripping:
     bare: Bare
     dialect: Dialect
 
-    def text(self, text: bytes) -> bytes:
-        """A whole answer, or a stream's chunk; raises `NotPlain`."""
-        return edited(text, self._edits)
+    def text(self, text: bytes, but: Sequence[str] = ()) -> bytes:
+        """A whole answer, or a stream's chunk, in which the fields named in `but` stay; raises `NotPlain`."""
+        return edited(text, {name: edit for name, edit in self._edits.items() if name not in but})
 
     def chunk(self, text: bytes) -> bytes | None:
         """A stream's chunk, or None where the client would not have got it; raises `NotPlain`."""
         seen = _read(text)
         if self._is_extra(seen):
             return None
-        stripped = self.text(text)
+        stripped = self.text(text, self.bare.beside_usage if _is_usage(seen) else ())
         if self.bare.on_last and not self.wants.usage and _finishes(seen):
             end = members(stripped)[-1].ends
             stripped = stripped[:end] + self.bare.on_last + stripped[end:]

@@ -68,3 +68,15 @@ def test_events_of_other_kinds_pass_as_they_are() -> None:
     stream = Stream(Stripping(NOTHING, Bare(choice={"token_ids": "null"}), DIALECTS["vllm"]), 10**6)
     for event in (b": ping\n\n", b"event: x\ndata: {}\n\n", b"data: [1]\r\n\r\n", b"id: 1\n\n", b"data: [DONE]\n\n"):
         assert stream.feed(event) == event
+
+
+def test_what_stands_beside_a_usage_that_the_client_asked_for_stays() -> None:
+    """vLLM's counts of rounds: on that chunk alone, whoever asks for it."""
+    said = b'{"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}'
+    usage = b'{"choices":[],"usage":{"total_tokens":3},"metrics":{"speculative_decoding":{}}}'
+    bare = learn(STREAM, [said], [said, usage], [said, usage])
+    wanting = Wants(token_ids=False, logprobs=False, usage=True, metrics=False)
+    assert Stripping(wanting, bare, DIALECTS["vllm"]).chunk(usage) == usage
+    assert Stripping(NOTHING, bare, DIALECTS["vllm"]).chunk(usage) is None
+    unlike = learn(STREAM, [said], [said, usage])
+    assert b"metrics" not in (Stripping(wanting, unlike, DIALECTS["vllm"]).chunk(usage) or b"")
