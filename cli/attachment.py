@@ -207,7 +207,8 @@ class Attachment:
     def _attach(self, engine: Engine, drafter: Drafter, lane: str) -> None:
         files = self._target.files
         origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
-        attached = Attached(drafter, origin, self._writer(drafter), self._follower(drafter, engine, lane))
+        writer = FeedbackWriter.of(self._storage, drafter.name, self._feedback)
+        attached = Attached(drafter, origin, writer, self._follower(drafter, engine, lane))
         self._lanes[lane] = attached
         self._metrics.follow(lane, attached.writer, attached.follower)
         attached.follower.start()
@@ -219,12 +220,6 @@ class Attachment:
         attached.close()
         engine.swap(0, None, lane=lane).result(SWAP_SECONDS)
         log.info("drafter.detached", drafter=attached.drafter.name)
-
-    def _writer(self, drafter: Drafter) -> FeedbackWriter:
-        storage = self._storage
-        return FeedbackWriter(
-            storage.stream_url, drafter.name, storage.stream_length, storage.retention_hours, self._feedback
-        )
 
     def _follower(self, drafter: Drafter, engine: Engine, lane: str) -> LiveFollower[LearntDrafter]:
         def load(version: Version) -> LearntDrafter:

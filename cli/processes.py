@@ -36,6 +36,16 @@ def begin(warn: bool = True) -> None:
         warn_unknown()
 
 
+def end_on_signals() -> None:
+    """Leave through all `finally` blocks when asked to. uvicorn raises its signals once more when it has stopped."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+
+
 def migrate() -> None:
     """Bring the database to this version's tables."""
     from storage.database import migrate as upgrade

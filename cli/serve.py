@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import socket
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.output import CommandError, say, warn
-from cli.processes import begin
+from cli.processes import begin, end_on_signals
 from cli.settings import CommandConfig, settings, warn_unknown
 from service.engine.heap import settle
 from storage.config import StorageConfig
@@ -32,8 +31,7 @@ def serve(
     """Serve the target with speculative decoding, over an OpenAI-compatible API."""
     begin(warn=False)
     settle(os.environ)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    end_on_signals()
     storage = settings(StorageConfig)
     database = _database(storage)  # before anything slow
     warn_unknown()
@@ -44,11 +42,6 @@ def serve(
     with ExitStack() as stack:
         stack.enter_context(listener)
         _run(build(stack, database, storage, listener, config), listener, drain)
-
-
-def _end(*_: Any) -> None:
-    """Leave through all `finally` blocks. uvicorn raises its signals once more when it has stopped."""
-    raise SystemExit(0)
 
 
 def listen(host: str, port: int) -> socket.socket:

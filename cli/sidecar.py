@@ -1,39 +1,25 @@
 """`redraft sidecar`: puts the reverse proxy before an engine, from the settings, and takes it down in order."""
 
 import logging
-import signal
 import socket
 from contextlib import ExitStack
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.output import CommandError, say, warn
-from cli.processes import begin
+from cli.processes import begin, end_on_signals
 from cli.serve import LOOPBACK, listen
 from cli.settings import CommandConfig, settings, warn_unknown
+from cli.swapping import Swap, Swaps, known
 from storage.config import StorageConfig
 
 if TYPE_CHECKING:
-    from service.hosts.lossy import Seen
     from service.hosts.sidecar.app import Sidecar
     from service.hosts.sidecar.config import SidecarConfig
-    from service.hosts.sidecar.following import MadeReady
     from service.hosts.sidecar.upstream import Upstream
-    from service.hosts.swapping import Swapper
-    from storage.registry import Registry
 
 DRAIN_SECONDS = 30
-
-
-class Swap(StrEnum):
-    """How an engine takes another version."""
-
-    NONE = "none"
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    LLAMACPP = "llamacpp"
 
 
 def sidecar(
@@ -44,8 +30,7 @@ def sidecar(
     """Observe an engine that stays as it is, from a proxy before it: vLLM, SGLang or llama.cpp."""
     begin(warn=False)
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each look at the engine's metrics
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+    end_on_signals()
     from service.hosts.sidecar.config import SidecarConfig
     from service.hosts.sidecar.upstream import Upstream, WrongUrl
 
@@ -59,10 +44,6 @@ def sidecar(
         stack.enter_context(listener)
         app = build(stack, upstream, swap, config, listener)
         _run(app, listener, drain, url)
-
-
-def _end(*_: Any) -> None:
-    raise SystemExit(0)
 
 
 def _listen(config: "SidecarConfig") -> socket.socket:
@@ -112,8 +93,8 @@ def build(
         around,
         config,
         client,
-        _ready(swap, stack, upstream, storage, registry),
-        Guard(settings(LossyConfig), _known(swap)),
+        Swaps(swap, stack, upstream, storage, registry).ready,
+        Guard(settings(LossyConfig), known(swap)),
         kind=swap.value if swap is Swap.LLAMACPP else "",
         swaps=swap is not Swap.NONE,
     )
@@ -142,87 +123,6 @@ def build(
         return passes(path, found.dialect if found else None, swap is not Swap.NONE, reachable)
 
     return Sidecar(upstream, observer, Own(upstream, observer, attachment, scraper), may_pass)
-
-
-def _known(swap: Swap) -> "Seen":
-    """What is known of the engine's settings before it is asked: all of one that redraft starts itself."""
-    from service.hosts.llamacpp.blue_green import LlamaCppConfig
-    from service.hosts.lossy import UNSEEN, llamacpp_command
-
-    return llamacpp_command(settings(LlamaCppConfig).llamacpp_command) if swap is Swap.LLAMACPP else UNSEEN
-
-
-def _ready(
-    swap: Swap, stack: ExitStack, upstream: "Upstream", storage: StorageConfig, registry: "Registry"
-) -> "MadeReady":
-    """What loads and swaps a drafter's versions, made when the drafter is known."""
-    from pathlib import Path
-
-    from service.hosts.sidecar.following import Fixed, Load, Swapping
-    from service.hosts.swapping import Swapper
-    from storage.registry import Drafter, Version
-
-    def exported(drafter: Drafter) -> Load:
-        from adapter.target import TargetConfig, fetch, load_embedding
-        from adapter.versions import Versions
-        from service.hosts import exporting
-        from storage.weights import WeightsStore
-
-        files = fetch(settings(TargetConfig))
-        versions = Versions(WeightsStore(storage.weights_folder), files, load_embedding(files))
-        folder = storage.home.absolute() / "exports"
-        if swap is Swap.LLAMACPP:
-            from service.hosts.llamacpp.blue_green import LlamaCppConfig
-
-            like = settings(LlamaCppConfig).llamacpp_target
-            form = exporting.gguf(Path(like) if like else None)
-            return exporting.Exports(versions, drafter, folder, form, ".gguf").load
-        return exporting.Exports(versions, drafter, folder, exporting.checkpoint).load
-
-    def swapper() -> Swapper:
-        if swap is Swap.VLLM:
-            from service.hosts.vllm_push import VllmPush, VllmPushConfig
-            from storage.pushes import Pushes
-
-            staging = storage.home.absolute() / "staging"
-            push = VllmPush(upstream.url, Pushes(registry.engine), staging, settings(VllmPushConfig))
-            stack.callback(push.close)
-            push.recover()
-            return push
-        if swap is Swap.LLAMACPP:
-            from service.hosts.llamacpp.blue_green import BlueGreen, LlamaCppConfig
-
-            folder = storage.home.absolute() / "llamacpp"
-            green = BlueGreen(upstream.url, upstream.flip, upstream.busy, folder, settings(LlamaCppConfig))
-            stack.callback(green.close)
-            return green
-        return _sglang(upstream.url)
-
-    made: list[Swapper] = []
-
-    def ready(drafter: Drafter) -> tuple[Load, Swapping]:
-        if swap is Swap.NONE:
-            fixed = Fixed()
-            return fixed.load, fixed.swap
-        load = exported(drafter)
-        if not made:
-            made.append(swapper())
-
-        def take(version: Version, checkpoint: Path) -> None:
-            made[0].swap(version, checkpoint)
-
-        return load, take
-
-    return ready
-
-
-def _sglang(url: str) -> "Swapper":
-    from service.hosts.sglang import SglangPush, SglangPushConfig
-    from service.hosts.sglang_plugin.pointer import PointerConfig
-
-    made = SglangPush(url, settings(SglangPushConfig), settings(PointerConfig))
-    made.recover()
-    return made
 
 
 def _run(app: "Sidecar", listener: socket.socket, drain: int, url: str) -> None:

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from storage.config import setting
+from storage.config import StorageConfig, setting
 from storage.records import FeedbackRecord, encode
 from storage.redis_clients import hot
 from storage.stream import FeedbackStream
@@ -57,6 +57,11 @@ class FeedbackWriter:
         self._refusing = False
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def of(storage: StorageConfig, drafter: str, config: FeedbackConfig) -> "FeedbackWriter":
+        """To the stream that the settings name."""
+        return FeedbackWriter(storage.stream_url, drafter, storage.stream_length, storage.retention_hours, config)
 
     @property
     def written(self) -> int:

@@ -82,10 +82,7 @@ class Attachment:
         files = fetch(TargetConfig(target=self._args.model_path, cache=config.cache))
         registry = Registry(open_database(storage.sql_url))
         drafter = choose(registry, config.drafter, files.fingerprint, f"{socket.gethostname()}:sglang-{os.getpid()}")
-        self._writer = FeedbackWriter(
-            storage.stream_url, drafter.name, storage.stream_length, storage.retention_hours,
-            read(FeedbackConfig, os.environ),
-        )  # fmt: skip
+        self._writer = FeedbackWriter.of(storage, drafter.name, read(FeedbackConfig, os.environ))
         self.origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
         log.info("drafter.attached", drafter=drafter.name)
 

@@ -198,7 +198,7 @@ class Attachment:
             return
         self._check_target(drafter)
         ready = self._ready(drafter)
-        self.writer = self._writer(drafter)
+        self.writer = FeedbackWriter.of(around.storage, drafter.name, around.feedback)
         self.following = Following(drafter, self.host, around, ready, self.capabilities, self._scraper)
         self.drafter = drafter
         self.following.follower.start()
@@ -229,12 +229,6 @@ class Attachment:
             return identify(root.name, root, self._around.storage.home).fingerprint
         except (TargetNotFound, OSError):
             return ""
-
-    def _writer(self, drafter: Drafter) -> FeedbackWriter:
-        storage = self._around.storage
-        return FeedbackWriter(
-            storage.stream_url, drafter.name, storage.stream_length, storage.retention_hours, self._around.feedback
-        )
 
     def _tell(self, reason: str) -> None:
         """Once, until it is another one."""

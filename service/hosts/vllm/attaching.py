@@ -123,10 +123,7 @@ class Attachment:
         drafter = choose(registry, self._config.drafter, files.fingerprint, _server_id())
         check_kind(SOURCE, drafter.kind)
         follower = self._follower(registry, drafter, files)
-        storage = self._storage
-        writer = FeedbackWriter(
-            storage.stream_url, drafter.name, storage.stream_length, storage.retention_hours, self._feedback
-        )
+        writer = FeedbackWriter.of(self._storage, drafter.name, self._feedback)
         origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
         self.attached = Attached(origin, writer, follower)
         follower.start()
