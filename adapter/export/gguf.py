@@ -10,14 +10,13 @@ import tempfile
 from pathlib import Path
 
 import gguf
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from adapter.drafters.learnt import DrafterRefused, LearntDrafter
 from adapter.export.gguf_tokenizer import copy_tokenizer, write_tokenizer
-from adapter.export.plain import FAMILIES, HEAD, AlreadyThere, Plain, as_llama, plain
+from adapter.export.plain import FAMILIES, HEAD, AlreadyThere, Plain, held, plain, spelt
 from adapter.fingerprints import TargetFiles
 
 FILE_TYPES = {
@@ -51,13 +50,9 @@ def write_target(target_files: TargetFiles, path: Path, dtype: torch.dtype = tor
         raise DrafterRefused(
             f"a {config['model_type']} target cannot be written as GGUF by redraft: convert it yourself"
         )
-    config["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tied = {HEAD} if config.get("tie_word_embeddings") else set()
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in tied}
-    made = Plain(config, tensors)
-    write_model(
-        as_llama(made) if config["model_type"] == "qwen2" else made, target_files.name, target_files, path, dtype
-    )
+    write_model(spelt(config, tensors), target_files.name, target_files, path, dtype)
 
 
 def write_model(
@@ -146,13 +141,11 @@ def turned(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _add(writer: gguf.GGUFWriter, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
-    held = tensor.to(dtype).contiguous()
-    if not bool(torch.isfinite(held).all()):
-        raise DrafterRefused(f"{name} does not fit into {dtype}: export in another dtype")
+    made = held(name, tensor, dtype)
     if dtype == torch.bfloat16:  # numpy has none: the bits, and what they mean
-        writer.add_tensor(name, held.view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(name, made.view(torch.uint8).numpy(), raw_dtype=gguf.GGMLQuantizationType.BF16)
     else:
-        writer.add_tensor(name, np.ascontiguousarray(held.numpy()))
+        writer.add_tensor(name, made.numpy())
 
 
 def _finish(writer: gguf.GGUFWriter, work: Path, path: Path) -> None:

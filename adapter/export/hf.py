@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import AutoConfig
 
-from adapter.drafters.learnt import DrafterRefused, LearntDrafter
-from adapter.export.plain import AlreadyThere, Plain, plain
+from adapter.drafters.learnt import LearntDrafter
+from adapter.export.plain import AlreadyThere, Plain, held, plain
 from adapter.fingerprints import TOKENIZER_FILES, TargetFiles
 
 WEIGHTS = "model.safetensors"
@@ -55,8 +54,7 @@ def stored_dtype(files: TargetFiles) -> torch.dtype:
 
 
 def _fill(folder: Path, model: Plain, target_files: TargetFiles, dtype: torch.dtype) -> None:
-    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in sorted(model.tensors.items())}
-    _check_finite(tensors)
+    tensors = {name: held(name, tensor, dtype) for name, tensor in sorted(model.tensors.items())}
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     _flush(folder / WEIGHTS)
     config = {**model.config, "architectures": [ARCHITECTURES[model.config["model_type"]]], "dtype": dtype}
@@ -65,13 +63,6 @@ def _fill(folder: Path, model: Plain, target_files: TargetFiles, dtype: torch.dt
         if (target_files.path / name).is_file():
             shutil.copyfile(target_files.path / name, folder / name)
     folder.chmod(0o755)  # a temporary folder is its maker's only
-
-
-def _check_finite(tensors: dict[str, Tensor]) -> None:
-    """A weight that is too large for 16 bits would be infinite, and the engine would say nothing."""
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise DrafterRefused(f"{name} does not fit into {tensor.dtype}: export in another dtype")
 
 
 def _flush(path: Path) -> None:

@@ -92,12 +92,28 @@ def _ordinary(drafter: CausalLM) -> Plain:
     head[drafter.draft_to_target.cpu()] = rows
     config = drafter.decoder.config.to_dict()
     config.update({name: drafter.config.decoder.get(name) for name in SPECIAL})  # the decoder was built without them
-    config["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    made = Plain({**config, "vocab_size": drafter.vocab_size, "tie_word_embeddings": False}, {**tensors, HEAD: head})
-    return as_llama(made) if config["model_type"] == "qwen2" else made
+    config.update({"vocab_size": drafter.vocab_size, "tie_word_embeddings": False})
+    return spelt(config, {**tensors, HEAD: head})
 
 
-def as_llama(qwen: Plain) -> Plain:
+def spelt(config: dict[str, Any], tensors: dict[str, Tensor]) -> Plain:
+    """A model of these families as engines read it: with the size of its heads, and never as a Qwen2."""
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    made = Plain({**config, "head_dim": head}, tensors)
+    return _as_llama(made) if config["model_type"] == "qwen2" else made
+
+
+def held(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor in the dtype of the files. One that is too large for 16 bits would be infinite, and engines would say
+    nothing: `DrafterRefused` is raised.
+    """
+    made = tensor.to(dtype).contiguous()
+    if not bool(torch.isfinite(made).all()):
+        raise DrafterRefused(f"{name} does not fit into {dtype}: export in another dtype")
+    return made
+
+
+def _as_llama(qwen: Plain) -> Plain:
     """A Qwen2 is a Llama with biases, and engines take a width of its own from a Llama only."""
     config = qwen.config
     if config.get("use_sliding_window"):

@@ -100,7 +100,7 @@ class Engine:
         self._residents = Residents(floor)
         self._ngrams = None
         if config.ngram_first or config.fallback == "ngram":
-            self._ngrams = ngrams or Ngrams.of(target, config.ngram_tokens)
+            self._ngrams = ngrams or Ngrams.of(target.vocab_size, torch.device(target.device), config.ngram_tokens)
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
         largest = self._shapes.shape(self._shapes.largest)

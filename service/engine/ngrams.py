@@ -12,7 +12,6 @@ import torch
 
 from adapter.drafters.ngram import Ngram
 from adapter.drafters.recent import Recent
-from adapter.target import Target
 from service.engine.generation import Generation
 from service.engine.residents import Resident
 
@@ -33,10 +32,10 @@ class Ngrams:
         self.left_out = 0
 
     @staticmethod
-    def of(target: Target, tokens: int) -> "Ngrams":
+    def of(vocab_size: int, device: torch.device, tokens: int) -> "Ngrams":
         """Over so many tokens of recent outputs, apart by workload; with 0 a row has but its own text."""
-        recent = Recent(tokens, target.vocab_size) if tokens > 0 else None
-        return Ngrams(Ngram(target.vocab_size, torch.device(target.device), recent), recent)
+        recent = Recent(tokens, vocab_size) if tokens > 0 else None
+        return Ngrams(Ngram(vocab_size, device, recent), recent)
 
     def finished(self, generation: Generation) -> None:
         """Take in an output, off the engine's thread."""

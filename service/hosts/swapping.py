@@ -4,10 +4,13 @@ Between the follower of the live pointer (service/live), which knows what is to 
 to take it. No engine, HTTP or database is known here.
 """
 
+from hashlib import file_digest
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from storage.registry import Version
+
+WEIGHTS: Final = "model.safetensors"  # in a checkpoint's folder
 
 
 class SwapFailed(RuntimeError):
@@ -27,3 +30,9 @@ class Swapper(Protocol):
         Raises `SwapFailed`. To swap to the version that is served already is fine: nothing happens.
         """
         ...
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's bytes. Raises `OSError` where it cannot be read."""
+    with path.open("rb") as data:
+        return file_digest(data, "sha256").hexdigest()

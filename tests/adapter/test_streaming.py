@@ -31,23 +31,15 @@ from adapter.drafters.streaming import Streaming
 from adapter.packing import pack
 from adapter.target import Target, load_decoder_tensors
 from storage.records import FeedbackRecord
+from tests import tiny
 from tests.adapter.conditioned import WHOLE, Server, hidden_of, read_again, shaken
 from tests.service.engine.oracle import ask, plain_greedy, random_prompt, running
 
 K = 3
 TEXT = [5, 9, 31, 7, 12, 40, 41, 8]
-SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+SHAPE = {
+    **tiny.SHAPE, "num_hidden_layers": 3, "max_position_embeddings": 256, "initializer_range": 0.3, "pad_token_id": 0,
+}  # fmt: skip
 KEYED = {**SHAPE, "num_key_value_heads": 2}
 GROUPED = {**KEYED, "head_dim": 8}
 

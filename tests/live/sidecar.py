@@ -7,9 +7,7 @@ server: two records of each request. Then vLLM runs it itself, as a `draft_model
 same prompts.
 """
 
-import http.client
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -30,13 +28,13 @@ from storage.redis_clients import consume
 from storage.validation import validate
 from tests.live.vllm.prompts import prompts
 from tests.live.vllm.rig import DRAFTER, MODEL, K, Stack, serving, stack, target_folder
+from tests.service.hosts.sidecar.rig import told
 from tests.test_packages import CHECKOUT
 
 NOISY = f"{DRAFTER}-noisy"
 NOISE = 0.06  # of a matrix' own spread
 PROMPTS = [prompt.text for prompt in prompts(24)]
 LENGTHS = (40, 17, 33)  # tokens of an answer; 17 cuts a step short now and then
-IDENTITY = re.compile(rb'"id":"[^"]*"|"created":\d+')
 Rounds = list[tuple[int, int, int]]  # start, proposed, accepted
 log = structlog.get_logger()
 
@@ -113,13 +111,7 @@ def _body(number: int) -> tuple[str, dict[str, Any]]:
 
 def _sent(address: str, number: int) -> tuple[int, dict[str, str], bytes]:
     path, body = _body(number)
-    connection = http.client.HTTPConnection(address.partition("://")[2], timeout=300)
-    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    data, headers = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
-    connection.close()
-    headers.pop("date", None)
-    return answer.status, headers, IDENTITY.sub(b"-", data)
+    return told(address, path, body, seconds=300)
 
 
 def _records(beside: Stack, source: str) -> dict[tuple[bytes, bytes], FeedbackRecord]:

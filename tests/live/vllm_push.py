@@ -122,7 +122,7 @@ def test_acceptance_falls_with_a_broken_drafter_and_comes_back_and_no_request_fa
         rig.swap(BROKEN)
     broken = rig.acceptance()
     assert rig.vllm.label() == "chat/2"
-    with traffic.again() as traffic:
+    with traffic:
         rig.swap(GOOD_AGAIN)
     back = rig.acceptance()
     figures = f"acceptance: good {good:.3f}, broken {broken:.3f}, good again {back:.3f}"
@@ -252,9 +252,6 @@ class _Traffic:
     def __init__(self, vllm: PushedVllm) -> None:
         self._vllm = vllm
         self.answered, self.failures = 0, list[str]()
-
-    def again(self) -> "_Traffic":
-        return self
 
     def __enter__(self) -> "_Traffic":
         self._ended = threading.Event()

@@ -1,15 +1,15 @@
 """A small engine over HTTP that scores prompts as vLLM's OpenAI server does, with a real target behind it."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import torch
 
 from adapter.target import Target
+from tests.answering import Answering
 
 
 class ScoringEngine:
@@ -73,29 +73,20 @@ class ScoringEngine:
 def scoring_engine(target: Target) -> Iterator[ScoringEngine]:
     engine = ScoringEngine(target)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_GET(self) -> None:
             if self.path == "/metrics":
-                self._answer(200, engine.metrics().encode())
+                self.answer(200, engine.metrics().encode())
             else:
-                self._answer(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
+                self.answer(200, {"data": [{"id": "tiny"}]})
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = self.body()
             if self.path == "/generate" and not engine.sglang:
                 status, answer = 404, {"detail": "Not Found"}
             else:
                 status, answer = engine.generate(body) if self.path == "/generate" else engine.complete(body)
-            self._answer(status, json.dumps(answer).encode())
-
-        def _answer(self, status: int, data: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.answer(status, answer)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -13,18 +13,16 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 
 import structlog
 
 from service.hosts.sglang.control import DRAFT, TARGET, Control, EngineTrouble
 from service.hosts.sglang_plugin.pointer import Answer, PointerConfig, Wanted, read_answers, write_wanted
-from service.hosts.swapping import SwapFailed
+from service.hosts.swapping import WEIGHTS, SwapFailed, sha256_of
 from storage.config import setting
 from storage.registry import Version
 
-WEIGHTS = "model.safetensors"
 UNDER_WAY, CHANGED = "under way", "the target changed"
 STARTED_WITH = (
     "start SGLang with --speculative-algorithm STANDALONE, --speculative-draft-model-path, and "
@@ -182,8 +180,7 @@ class SglangPush:
 
 
 def _wanted(version: Version, checkpoint: Path) -> Wanted:
-    with (checkpoint / WEIGHTS).open("rb") as file:
-        digest = file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(checkpoint / WEIGHTS)
     return Wanted(uuid.uuid4().hex, version.drafter, version.number, str(checkpoint.absolute()), digest)
 
 

@@ -4,37 +4,24 @@ A thread of its own does all that waits. Pushing weights is not done here: that 
 """
 
 import os
-import socket
-import threading
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from adapter.target import TargetConfig, fetch
 from service.feedback import FeedbackConfig, FeedbackWriter
 from service.hosts import lossy
+from service.hosts.inside import InsideConfig, Looking, server_id
 from service.lineage import choose
 from service.recording import Origin
 from storage.config import StorageConfig, read
 from storage.database import open_database
 from storage.records import FeedbackRecord
-from storage.registry import Registry, UnknownDrafter
+from storage.registry import Registry
 
-LOOK_SECONDS = 2.0
 THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class HostConfig:
-    """Settings of redraft's own server that mean the same here; the README has them all."""
-
-    drafter: str = ""
-    cache: Path = Path("~/.cache/redraft")
 
 
 class Attachment:
@@ -45,17 +32,11 @@ class Attachment:
         self._guard = lossy.Guard(read(lossy.LossyConfig, os.environ))
         self.origin: Origin | None = None
         self._writer: FeedbackWriter | None = None
-        self._thread = threading.Thread(target=self._run, name="redraft-attach", daemon=True)
-        self._closing = threading.Event()
+        self._looking = Looking(self._attach, recorded="nothing")
 
     def start(self) -> None:
         if self._writes:
-            self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-        if self._writer is not None:
-            self._writer.close()
+            self._looking.start()
 
     def put(self, record: FeedbackRecord) -> None:
         if self._writer is not None:
@@ -68,20 +49,11 @@ class Attachment:
         self._guard.saw(lossy.sglang_server({**told, "SGLANG_SIMULATE_ACC_LEN": _simulated()}))
         return self._guard.lossless
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._attach()
-                return
-            except (UnknownDrafter, SQLAlchemyError, ValueError, OSError) as error:
-                log.warning("drafter.none", reason=f"{type(error).__name__}: {error}", recorded="nothing")
-            self._closing.wait(LOOK_SECONDS)
-
     def _attach(self) -> None:
-        config, storage = read(HostConfig, os.environ), read(StorageConfig, os.environ)
+        config, storage = read(InsideConfig, os.environ), read(StorageConfig, os.environ)
         files = fetch(TargetConfig(target=self._args.model_path, cache=config.cache))
         registry = Registry(open_database(storage.sql_url))
-        drafter = choose(registry, config.drafter, files.fingerprint, f"{socket.gethostname()}:sglang-{os.getpid()}")
+        drafter = choose(registry, config.drafter, files.fingerprint, server_id("sglang"))
         self._writer = FeedbackWriter.of(storage, drafter.name, read(FeedbackConfig, os.environ))
         self.origin = Origin(files.fingerprint, files.tokenizer_fingerprint, drafter.name)
         log.info("drafter.attached", drafter=drafter.name)

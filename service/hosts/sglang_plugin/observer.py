@@ -17,6 +17,8 @@ from typing import Any
 
 import structlog
 
+from service.engine.generation import clipped
+from service.hosts.inside import sender
 from service.hosts.sglang_plugin.loader import loaded
 from service.recording import Origin, resident_mb, teacher_rows
 from storage.records import SCHEMA_VERSION, FeedbackRecord, Round, int32
@@ -89,8 +91,7 @@ class Observer:
 def record_of(req: Any, seen: Seen, origin: Origin, lossless: bool) -> FeedbackRecord:
     """The record of a finished request."""
     sampling, output = req.sampling_params, list(req.output_ids_through_stop)
-    said = sampling.custom_params if isinstance(sampling.custom_params, dict) else {}
-    train = str(said.get("redraft_train", "yes")) != "no"
+    workload, tenant, train = sender(sampling.custom_params if isinstance(sampling.custom_params, dict) else {})
     greedy = sampling.top_k == 1  # SGLang says temperature 0 so
     prompt = list(req.origin_input_ids)
     return FeedbackRecord(
@@ -98,8 +99,8 @@ def record_of(req: Any, seen: Seen, origin: Origin, lossless: bool) -> FeedbackR
         record_id=f"{SOURCE}-{uuid.uuid4().hex}",
         request_id=req.rid,
         finished_at=time.time(),
-        tenant=str(said.get("redraft_tenant", "default")),
-        workload=str(said.get("redraft_workload", "default")),
+        tenant=tenant,
+        workload=workload,
         source=SOURCE,
         target_fingerprint=origin.target_fingerprint,
         tokenizer_fingerprint=origin.tokenizer_fingerprint,
@@ -124,13 +125,7 @@ def record_of(req: Any, seen: Seen, origin: Origin, lossless: bool) -> FeedbackR
 
 def committed(rounds: list[Round], length: int) -> tuple[Round, ...]:
     """The rounds as far as their tokens are among the output's `length`; what was not committed was not proposed."""
-    kept = []
-    for played in rounds:
-        room = length - played.start
-        if room > 0:
-            proposed, accepted = min(played.proposed, room), min(played.accepted, room)
-            kept.append(Round(played.start, played.version, proposed, accepted, -1, 0.0, 0.0, 0.0))
-    return tuple(kept)
+    return tuple(clipped([played for played in rounds if played.start < length], length))
 
 
 def _adjusts(sampling: Any) -> bool:

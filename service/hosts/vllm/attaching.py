@@ -5,11 +5,8 @@ before there is a drafter, or while the database is away: it decodes plainly unt
 """
 
 import os
-import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
 import torch
@@ -21,6 +18,7 @@ from adapter.versions import Versions
 from service.engine.floor import Broken
 from service.feedback import FeedbackConfig, FeedbackWriter
 from service.hosts.capabilities import check_kind, host_of
+from service.hosts.inside import InsideConfig, Looking, server_id
 from service.hosts.lossy import Guard
 from service.lineage import choose
 from service.live import LiveConfig, LiveFollower
@@ -29,22 +27,19 @@ from service.recording import Origin
 from storage.capabilities import Capabilities
 from storage.config import StorageConfig, read
 from storage.database import open_database
-from storage.registry import Drafter, Registry, UnknownDrafter
+from storage.registry import Drafter, Registry
 from storage.servers import Servers
 from storage.weights import WeightsStore
 
 SOURCE = "vllm"
-LOOK_SECONDS = 2.0
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class HostConfig:
-    """Settings of redraft's own server that mean the same here; the README has them all."""
+class HostConfig(InsideConfig):
+    """And of its engine."""
 
-    drafter: str = ""
-    cache: Path = Path("~/.cache/redraft")
     fallback: str = "none"
     ngram_tokens: int = 262_144
     kv_memory: float = 4.0
@@ -84,43 +79,22 @@ class Attachment:
         self.attached: Attached | None = None
         self._files: TargetFiles | None = None
         self._registry: Registry | None = None
-        self._told = ""
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="redraft-attach", daemon=True)
+        self.looking = Looking(self._attach, decoding="plain")
 
     def start(self) -> None:
-        self._thread.start()
+        self.looking.start()
 
     def close(self) -> None:
         """Sign off, and write what feedback is left."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(LOOK_SECONDS)
+        self.looking.close()
         if self.attached is not None:
             self.attached.follower.close()
             self.attached.writer.close()
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._attach()
-                return
-            except Exception as error:  # no database yet, no drafter, files on their way: it is looked for again
-                self._tell(error)
-            self._closing.wait(LOOK_SECONDS)
-
-    def _tell(self, error: Exception) -> None:
-        """Why there is no drafter, once for each reason."""
-        kind = type(error).__name__
-        reason = str(error) if isinstance(error, ValueError | UnknownDrafter) else kind
-        if reason != self._told:
-            log.warning("drafter.none", reason=reason, error=kind, decoding="plain")
-        self._told = reason
-
     def _attach(self) -> None:
         files = self._files = self._files or fetch(TargetConfig(target=self._engine.model, cache=self._config.cache))
         registry = self._registry = self._registry or Registry(open_database(self._storage.sql_url))
-        drafter = choose(registry, self._config.drafter, files.fingerprint, _server_id())
+        drafter = choose(registry, self._config.drafter, files.fingerprint, server_id(SOURCE))
         check_kind(SOURCE, drafter.kind)
         follower = self._follower(registry, drafter, files)
         writer = FeedbackWriter.of(self._storage, drafter.name, self._feedback)
@@ -135,7 +109,7 @@ class Attachment:
         versions = Versions(WeightsStore(self._storage.weights_folder), files, embedding)
         return LiveFollower(
             drafter.name,
-            _server_id(),
+            server_id(SOURCE),
             SOURCE,
             registry,
             Servers(registry.engine),
@@ -148,10 +122,6 @@ class Attachment:
             target_fingerprint=files.fingerprint,
             capabilities=lambda: found(engine),
         )
-
-
-def _server_id() -> str:
-    return f"{socket.gethostname()}:vllm-{os.getpid()}"
 
 
 def found(engine: Engine) -> Capabilities:

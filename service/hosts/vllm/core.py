@@ -10,11 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
-import torch
 
 from adapter.drafters.learnt import LearntDrafter
-from adapter.drafters.ngram import Ngram
-from adapter.drafters.recent import Recent
 from service.engine.floor import Broken, FloorConfig, Proposed
 from service.engine.governor import GovernorConfig
 from service.engine.residents import DEFAULT, Lane, Resident
@@ -39,17 +36,15 @@ class Core:
         finished: Finished,
         floor: FloorConfig = FloorConfig(),
         governor: GovernorConfig = GovernorConfig(),
-        ngrams: Ngram | None = None,
+        fallback: Resident | None = None,
     ) -> None:
-        """`ngrams` propose where no version does."""
+        """`fallback` proposes where no version does; it has no memory."""
         self._bounds, self._finished = bounds, finished
         self._pace = Pace(bounds.draft_length, governor)
         self._requests = Requests(bounds.context)
         self._lane = Lane(DEFAULT, floor)
-        self._fallback = None if ngrams is None else Resident(0, ngrams)
-        self._drafting: dict[Resident, Drafting] = {}
-        if self._fallback is not None:
-            self._drafting[self._fallback] = Drafting(self._fallback, bounds)
+        self._fallback = fallback
+        self._drafting = {} if fallback is None else {fallback: Drafting(fallback, bounds)}
         self._step: runner.Step | None = None
         self._between = threading.Lock()  # held in a step, and for the moment of a swap
         self.faults: Counter[str] = Counter()
@@ -207,9 +202,3 @@ class Core:
         self.faults[kind] += 1
         if self.faults[kind] == 1:
             log.exception("vllm.fault", where=where)
-
-
-def ngrams_of(vocab_size: int, tokens: int) -> tuple[Ngram, Recent | None]:
-    """N-grams that look into a row's own text, and into recent outputs where so many tokens of those are kept."""
-    recent = Recent(tokens, vocab_size) if tokens else None
-    return Ngram(vocab_size, torch.device("cpu"), recent), recent

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from adapter.drafters.protocol import Drafter, DraftRow, Shape
+from adapter.drafters.protocol import DraftRow, Shape
 from adapter.drafters.reading import SHORT
 from adapter.packing import pack
 from adapter.sampling import Sampler
@@ -118,9 +118,3 @@ def made_ready(version: int, drafter: Any, bounds: Bounds) -> tuple[Resident, Dr
     slots = Slots(drafter.decoder, 1, bounds.context + bounds.draft_length)
     resident = Resident(version, drafter, slots, trial.position_bytes)
     return resident, Drafting(resident, bounds, trial.position_bytes)
-
-
-def plainly(drafter: Drafter, bounds: Bounds) -> tuple[Resident, Drafting]:
-    """A drafter without weights or memory, version 0: n-grams."""
-    resident = Resident(0, drafter)
-    return resident, Drafting(resident, bounds)

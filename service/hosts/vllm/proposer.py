@@ -14,15 +14,16 @@ from typing import Any
 
 import msgspec
 import structlog
+import torch
 
-from adapter.drafters.recent import Recent
 from service.engine.floor import FloorConfig
 from service.engine.governor import GovernorConfig
+from service.engine.ngrams import Ngrams
 from service.hosts import lossy
 from service.hosts.lossy import UNSEEN, Guard, LossyConfig
 from service.hosts.vllm import runner
 from service.hosts.vllm.attaching import SOURCE, Attachment, Engine, HostConfig
-from service.hosts.vllm.core import Core, ngrams_of
+from service.hosts.vllm.core import Core
 from service.hosts.vllm.drafting import Bounds
 from service.hosts.vllm.expansion import mend
 from service.hosts.vllm.requests import Request
@@ -45,7 +46,7 @@ class Proposer:
         self._guard = Guard(LossyConfig(), UNSEEN)
         self._core: Core | None = None
         self._attachment: Attachment | None = None
-        self._recent: Recent | None = None
+        self._ngrams: Ngrams | None = None
         try:
             self._build(vllm_config)
         except Exception:
@@ -76,6 +77,8 @@ class Proposer:
         """Sign off, and write what feedback is left."""
         if self._attachment is not None:
             self._attachment.close()
+        if self._ngrams is not None:
+            self._ngrams.stop()
         if self._core is not None and self._core.faults:
             log.warning("vllm.faults", counts=dict(self._core.faults))
 
@@ -84,11 +87,11 @@ class Proposer:
             return
         config, model = read(HostConfig, os.environ), vllm_config.model_config
         self._guard = Guard(read(LossyConfig, os.environ), lossy.vllm(vars(vllm_config.speculative_config)))
-        ngrams = None
         if config.fallback == "ngram":
-            ngrams, self._recent = ngrams_of(model.get_vocab_size(), config.ngram_tokens)
+            self._ngrams = Ngrams.of(model.get_vocab_size(), torch.device("cpu"), config.ngram_tokens)
+        fallback = None if self._ngrams is None else self._ngrams.resident
         floor, governor = read(FloorConfig, os.environ), read(GovernorConfig, os.environ)
-        core = Core(bounds_of(vllm_config, config), self._finished, floor, governor, ngrams)
+        core = Core(bounds_of(vllm_config, config), self._finished, floor, governor, fallback)
         engine = Engine(
             model.model, model.dtype, vllm_config.device_config.device, _version(), self._guard, core.take, core.hold,
             core.broken,
@@ -109,8 +112,8 @@ class Proposer:
     def _finished(self, request: Request) -> None:
         """A request ended: its record is written, and n-grams may be found in its output."""
         generation = request.generation
-        if self._recent is not None and generation.train:
-            self._recent.insert(generation.workload, generation.output_ids)
+        if self._ngrams is not None and generation.train:
+            self._ngrams.finished(generation)
         attached = self._attachment.attached if self._attachment is not None else None
         if attached is not None and generation.output_ids:
             attached.writer.put(record(request, attached.origin, self._guard.lossless))

@@ -8,16 +8,15 @@ hold tokens past the end: these are neither accepted nor rejected.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from adapter.policy import Policy
 from service.engine.floor import Proposed
 from service.engine.generation import Delta, Generation, clipped
 from service.engine.survival import RowClass
+from service.hosts.inside import sender
 from storage.records import Round
-from storage.validation import LONGEST_LABEL
-
-WORKLOAD, TENANT, TRAIN = "redraft_workload", "redraft_tenant", "redraft_train"  # of a request's `vllm_xargs`
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Request:
     open: Open | None = None
     end: int | None = None  # tokens of the output, where its last one is known
 
-    @property
+    @cached_property
     def row_class(self) -> RowClass:
         return RowClass(self.generation.workload, self.generation.policy.bucket)
 
@@ -83,7 +82,7 @@ class Requests:
         `output` is all of the output so far, as the runner has it.
         """
         generation, moment = request.generation, time.perf_counter()
-        self._catch_up(request, output[: len(output) - len(committed)])
+        self._catch_up(request, output, len(output) - len(committed))
         generation.first_token_at = generation.first_token_at or moment
         generation.finished_at = moment
         found = self._round(request, committed, verified, moment) if verified else None
@@ -109,19 +108,19 @@ class Requests:
         if request is None:
             return None
         generation = request.generation
-        self._catch_up(request, output)
+        self._catch_up(request, output, len(output))
         if request.end is not None:
             del generation.output_ids[request.end :]
         generation.rounds = clipped(generation.rounds, len(generation.output_ids))
         generation.finish_reason = _reason(generation, request.end)
         return request
 
-    def _catch_up(self, request: Request, output: Sequence[int]) -> None:
-        """Tokens of steps that the proposer was not called in: vLLM leaves it out while a row nears the context's end.
+    def _catch_up(self, request: Request, output: Sequence[int], until: int) -> None:
+        """Tokens before `until`, of steps without the proposer: vLLM leaves it out while a row nears the context's end.
 
         What became of the proposal that such a step verified is not known.
         """
-        missed = output[len(request.generation.output_ids) :]
+        missed = output[len(request.generation.output_ids) : until]
         if missed:
             self.missed += 1
             request.open, request.end = None, end_of(request.generation, missed)
@@ -165,7 +164,7 @@ def recordable(state: Any) -> bool:
 def made(request_id: str, state: Any, context: int, began: float) -> Request:
     """A request out of vLLM's state of it. Raises `ValueError` for a policy that redraft does not know."""
     params = state.sampling_params
-    said = params.extra_args or {}
+    workload, tenant, train = sender(params.extra_args or {})  # a request's `vllm_xargs`
     generation = Generation(
         request_id=request_id,
         prompt_ids=list(state.prompt_token_ids),
@@ -180,9 +179,9 @@ def made(request_id: str, state: Any, context: int, began: float) -> Request:
         ),
         max_tokens=min(params.max_tokens or context, context - len(state.prompt_token_ids)),
         listener=_nobody,
-        workload=_label(said.get(WORKLOAD)),
-        tenant=_label(said.get(TENANT)),
-        train=str(said.get(TRAIN, "yes")).lower() not in ("no", "false", "0"),
+        workload=workload,
+        tenant=tenant,
+        train=train,
         stop_token_ids=frozenset({params.eos_token_id, *(params.stop_token_ids or ())} - {None}),
         submitted_at=began,
     )
@@ -204,12 +203,6 @@ def _reason(generation: Generation, end: int | None) -> str:
     if end is None:
         return "cancelled"
     return "stop" if generation.output_ids and generation.output_ids[-1] in generation.stop_token_ids else "length"
-
-
-def _label(said: object) -> str:
-    """A workload or tenant as records take it."""
-    label = str(said) if said is not None else ""
-    return label if 0 < len(label) <= LONGEST_LABEL and label.isprintable() else "default"
 
 
 def _nobody(delta: Delta) -> None:

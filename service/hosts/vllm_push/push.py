@@ -19,11 +19,11 @@ import structlog
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.hosts.swapping import SwapFailed
+from service.hosts.swapping import WEIGHTS, SwapFailed
 from service.hosts.vllm_push.control import Control, Described, EngineTrouble, NotLoopback
 from service.hosts.vllm_push.guard import Guard, GuardFailed
 from service.hosts.vllm_push.session import PushFailed, Session, TargetChanged
-from service.hosts.vllm_push.staging import FILE, NotStaged, Staging
+from service.hosts.vllm_push.staging import NotStaged, Staging
 from storage.config import setting
 from storage.pushes import SERVING, Pushes, Weights
 from storage.registry import Version
@@ -211,7 +211,7 @@ class VllmPush:
         try:
             return self._staging.stage(Path(engine.draft or ""), START_LABEL, None)
         except NotStaged as error:
-            log.warning("push.start_unknown", endpoint=self.endpoint, reason=str(error), file=FILE)
+            log.warning("push.start_unknown", endpoint=self.endpoint, reason=str(error), file=WEIGHTS)
             return None
 
     @contextmanager

@@ -1,12 +1,10 @@
 """Checkpoint files that an engine is given: copies of our own, so that the version before is there to go back to."""
 
 import os
-from hashlib import file_digest
 from pathlib import Path
 
+from service.hosts.swapping import WEIGHTS, sha256_of
 from storage.pushes import Weights
-
-FILE = "model.safetensors"
 
 
 class NotStaged(RuntimeError):
@@ -21,11 +19,11 @@ class Staging:
 
     def stage(self, checkpoint: Path, label: str, version_id: int | None) -> Weights:
         """Copy the checkpoint's weights, durably; raises `NotStaged`."""
-        source = checkpoint / FILE if checkpoint.is_dir() else checkpoint
+        source = checkpoint / WEIGHTS if checkpoint.is_dir() else checkpoint
         try:
-            digest = _sha256(source)
+            digest = sha256_of(source)
             path = self.folder / f"{digest}.safetensors"
-            if not (path.is_file() and _sha256(path) == digest):
+            if not (path.is_file() and sha256_of(path) == digest):
                 self._copy(source, path, digest)
         except OSError as error:
             raise NotStaged(f"{source} cannot be copied to {self.folder} ({error.strerror})") from error
@@ -46,11 +44,6 @@ class Staging:
                 written.write(data)
             written.flush()
             os.fsync(written.fileno())
-        if _sha256(temporary) != digest:
+        if sha256_of(temporary) != digest:
             raise NotStaged(f"{source} changed while it was copied, or the disk is damaged")
         os.replace(temporary, path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as data:
-        return file_digest(data, "sha256").hexdigest()

@@ -16,19 +16,11 @@ from adapter.drafters.learnt import DrafterRefused
 from adapter.export import gguf
 from adapter.export.plain import HEAD, AlreadyThere, plain
 from adapter.target import Target
+from tests import tiny
 from tests.tiny import tiny_target_dir
 
 EVERY_THIRD = torch.arange(0, 300, 3)
-SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "eos_token_id": 0,
-    "bos_token_id": None,
-}
+SHAPE = {**tiny.SHAPE, "num_key_value_heads": 2}
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

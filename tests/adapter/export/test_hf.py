@@ -29,21 +29,12 @@ from adapter.drafters.shared import Shared
 from adapter.export import hf
 from adapter.export.plain import HEAD, AlreadyThere, plain
 from adapter.target import Target, load_embedding
+from tests import tiny
 from tests.tiny import tiny_target_dir
 
 EVERY_THIRD = torch.arange(0, 300, 3)
 TOKENS = torch.randint(0, 320, (4, 30), generator=torch.Generator().manual_seed(3))
-SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-}
+SHAPE = {**tiny.SHAPE, "num_hidden_layers": 3, "num_key_value_heads": 2, "initializer_range": 0.3}
 FAMILIES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rms_norm_eps=1e-5)),
     "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True)),
@@ -233,7 +224,7 @@ def test_an_architecture_that_the_export_cannot_spell_is_refused(target: Target,
         hf.write(drafter, target.files, tmp_path / "out")
 
 
-def test_the_real_targets_width_grows_by_an_eighth_at_most(target: Target) -> None:
+def test_the_real_targets_width_grows_by_an_eighth_at_most() -> None:
     shape = {**SHAPE, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
     drafter = CausalLM.from_target(LlamaForCausalLM(LlamaConfig(**shape)), 1, EVERY_THIRD)
     assert plain(drafter).config["hidden_size"] == 648

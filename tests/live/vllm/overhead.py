@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tests.live.vllm import rig
 from tests.live.vllm.prompts import prompts
 from tests.live.vllm.rig import AT_ONCE, SPECULATION, Prompt, Server, Stack, serving, stack
 from tests.live.vllm.switched import OFF
@@ -37,12 +36,11 @@ def speed(server: Server, beside: Stack, asked: list[Prompt], on: bool) -> tuple
 
 def main(pairs: int = 10, requests: int = 24) -> None:
     asked = prompts(requests)
-    rig.SPECULATION = SWITCHED
     found: list[dict[bool, tuple[float, float]]] = []
     with (
         tempfile.TemporaryDirectory(prefix="rd") as folder,
         stack(Path(folder)) as beside,
-        serving(beside, "overhead", True) as server,
+        serving(beside, "overhead", True, speculation=SWITCHED) as server,
     ):
         for pair in range(-1, pairs):  # the first one warms up
             order = (True, False) if pair % 2 else (False, True)

@@ -1,7 +1,5 @@
 """Decoders of other families than Llama, with random weights: the engine's slots suit any standard attention."""
 
-from typing import Any
-
 import pytest
 import torch
 from transformers import (
@@ -18,20 +16,10 @@ from adapter.drafters.causal_lm import CausalLM
 from adapter.packing import pack
 from adapter.target import Target
 from service.engine.reach import NotServed, Reach
+from tests import tiny
 from tests.service.engine.oracle import ask, plain_greedy, random_prompt, running
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
+SHAPE = {**tiny.SHAPE, "max_position_embeddings": 256, "initializer_range": 0.3, "pad_token_id": 0}
 GROUPED = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8}
 FAMILIES = {
     "qwen2": Qwen2Config(**GROUPED),

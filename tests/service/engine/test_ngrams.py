@@ -104,7 +104,7 @@ def test_where_they_fail_decoding_goes_on_without_them(target: Target, monkeypat
 
 
 def test_outputs_that_come_too_fast_are_left_out_and_counted(target: Target) -> None:
-    ngrams = Ngrams.of(target, 1024)
+    ngrams = Ngrams.of(target.vocab_size, target.device, 1024)
     ngrams._thread = Thread()  # one that takes nothing in
     row = row_of(target, [5, 6])
     for _ in range(WAITING + 7):

@@ -3,13 +3,12 @@ take is held against SGLang's wheel by `make test-contracts`.
 """
 
 import base64
-import json
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.hosts.sglang_plugin import loader
+from tests.answering import Answering
 
 EMPTY_PICKLES = (b"\x80\x04]\x94.", b"\x80\x04].")
 
@@ -105,23 +105,16 @@ def checksum(model: Model) -> str:
 def served(engine: FakeSglang) -> Iterator[str]:
     """Over HTTP."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_GET(self) -> None:
-            self._answer({})
+            self._said({})
 
         def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            self._answer(json.loads(self.rfile.read(length) or b"null") or {})
+            self._said(self.body() or {})
 
-        def _answer(self, body: dict[str, Any]) -> None:
+        def _said(self, body: dict[str, Any]) -> None:
             said = engine.answer(self.path, body)
-            data = json.dumps(said).encode()
-            self.send_response(200 if said.get("success", True) else 400)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None: ...
+            self.answer(200 if said.get("success", True) else 400, said)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -99,6 +99,13 @@ def test_what_a_client_says_of_its_request_is_kept(observer: Observer, records: 
     assert (record.prompt.tolist(), record.output.tolist(), record.top_k) == ([0, 0], [0], 0)
 
 
+def test_a_client_may_opt_out_by_any_word_for_no(observer: Observer, records: list[FeedbackRecord]) -> None:
+    for number, no in enumerate(("No", False, 0)):
+        params = sampling(custom_params={"redraft_train": no, "redraft_workload": "x" * 65})
+        play(observer, Req(f"r{number}", sampling_params=params), 0, [3], stop=True)
+    assert [(r.train, r.workload) for r in records] == [(False, "default")] * 3
+
+
 def test_structured_and_adjusted_requests_are_marked(observer: Observer, records: list[FeedbackRecord]) -> None:
     play(observer, Req("r1", grammar=object()), 0, [3], stop=True)
     play(observer, Req("r2", sampling_params=sampling(repetition_penalty=1.1)), 0, [3], stop=True)

@@ -153,8 +153,8 @@ def test_a_kind_that_reads_hidden_states_is_not_served(
     make(target, database, tmp_path, kind="medusa")
     host = Host(target_dir)
     with attached(host) as attachment:
-        assert until(lambda: bool(attachment._told), 10)
-        assert "cannot serve a medusa drafter" in attachment._told
+        assert until(lambda: bool(attachment.looking.told), 10)
+        assert "cannot serve a medusa drafter" in attachment.looking.told
         assert host.core.version == 0
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from adapter.drafters.causal_lm import CausalLM
-from adapter.drafters.ngram import Ngram
 from adapter.target import Target
 from service.engine.generation import clipped
-from service.hosts.vllm.core import Core, ngrams_of
+from service.engine.ngrams import Ngrams
+from service.engine.residents import Resident
+from service.hosts.vllm.core import Core
 from service.hosts.vllm.drafting import Bounds
 from service.hosts.vllm.requests import Request
 from service.placing import Offer
@@ -35,9 +36,9 @@ class Rig:
     def __post_init__(self) -> None:
         self.make()
 
-    def make(self, reading: int = 10_000, ngrams: Ngram | None = None) -> None:
+    def make(self, reading: int = 10_000, fallback: Resident | None = None) -> None:
         self.core = Core(
-            Bounds(4, CONTEXT, K, reading, 2**28), self.finished.append, governor=UNGOVERNED, ngrams=ngrams
+            Bounds(4, CONTEXT, K, reading, 2**28), self.finished.append, governor=UNGOVERNED, fallback=fallback
         )
 
     def offer(self, number: int, drafter: Any, holdback: float = 0.0, guarded: bool = False) -> None:
@@ -253,7 +254,7 @@ def test_without_a_drafter_nothing_is_proposed_and_requests_are_still_known(rig:
 
 
 def test_ngrams_propose_where_no_version_does_and_are_version_0(rig: Rig, target: Target) -> None:
-    rig.make(ngrams=ngrams_of(target.vocab_size, 0)[0])
+    rig.make(fallback=Ngrams.of(target.vocab_size, target.device, 0).resident)
     line = [5, 9, 14, 20, 27]
     engine = Engine(rows=4, context=CONTEXT)
     asked = [engine.submit(Asked(f"r{n}", line * 3, line * 5, 12 + n)) for n in range(3)]

@@ -5,11 +5,10 @@ the kernel's closure knows the matrix. Between start and finish the draft has no
 speculation on ends the engine, as it does in vLLM.
 """
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from service.hosts.vllm_plugin import checkpoint
 from service.hosts.vllm_plugin.worker import RedraftWorker
+from tests.answering import Answering
 
 WIDTH, VOCABULARY = 8, 12
 
@@ -216,19 +216,18 @@ class VllmLike:
             raise Refusal("start_weight_update must be called before")
 
 
-def _handler(engine: VllmLike) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(engine: VllmLike) -> type[Answering]:
+    class Handler(Answering):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-            self._answer(body)
+            self._said(self.body() or {})
 
         def do_GET(self) -> None:
-            self._answer({})
+            self._said({})
 
-        def _answer(self, body: dict[str, Any]) -> None:
+        def _said(self, body: dict[str, Any]) -> None:
             try:
                 status, said = 200, engine.answer(urlsplit(self.path).path, body)
             except Refusal as error:
@@ -236,13 +235,6 @@ def _handler(engine: VllmLike) -> type[BaseHTTPRequestHandler]:
             except ConnectionAbortedError:
                 self.close_connection = True
                 return
-            data = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.answer(status, said)
 
     return Handler
