@@ -23,7 +23,7 @@ from service.engine.residents import DEFAULT
 from service.feedback import FeedbackConfig, FeedbackWriter
 from service.hosts.capabilities import host_of
 from service.lineage import choose
-from service.live import BEAT_SECONDS, LiveConfig, LiveFollower
+from service.live import BEAT_SECONDS, LiveConfig, LiveFollower, sign_off
 from service.metrics import Metrics
 from service.placing import Offer
 from service.recording import SOURCE, Origin, record_of
@@ -126,13 +126,7 @@ class Attachment:
         for attached in self._lanes.values():
             attached.close()
         if DEFAULT not in self._lanes:
-            self._sign_off()
-
-    def _sign_off(self) -> None:
-        try:
-            Servers(self._registry.engine).gone(self._server_id)
-        except SQLAlchemyError as error:  # it will be missed after 15 s all the same
-            log.warning("live.sign_off_failed", error=type(error).__name__)
+            sign_off(Servers(self._registry.engine), self._server_id)
 
     def _run(self, engine: Engine) -> None:
         heard = Announcements(self._storage.stream_url, target=self._target.files.fingerprint)

@@ -40,5 +40,5 @@ def _stop_others(registry: Registry, name: str, target_fingerprint: str, by: str
     for drafter in drafters:
         if name not in ("", drafter.name) or drafter.name in followed:
             continue
-        if target_changes.notice(registry.engine, drafter.name, target_fingerprint, "server", by):
-            log.error("target.changed", reason=target_changes.stopped(registry.engine)[drafter.name].reason)
+        if change := target_changes.notice(registry.engine, drafter.name, target_fingerprint, "server", by):
+            log.error("target.changed", reason=change.reason)

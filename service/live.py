@@ -106,10 +106,7 @@ class LiveFollower(Generic[D]):
         """Stop following and sign off, so that nobody waits for this server's acknowledgement."""
         self._closing.set()
         self._thread.join(timeout)
-        try:
-            self.servers.gone(self.server_id)
-        except Exception as error:  # it will be missed after 15 s all the same
-            log.warning("live.sign_off_failed", error=type(error).__name__)
+        sign_off(self.servers, self.server_id)
 
     def follow_once(self) -> None:
         """Look at the pointer; when it moved, load, swap and acknowledge; else beat when it is time."""
@@ -195,6 +192,14 @@ class LiveFollower(Generic[D]):
             self._capabilities(),
         )
         self._beat_at = time.monotonic() + BEAT_SECONDS
+
+
+def sign_off(servers: Servers, server_id: str) -> None:
+    """Nobody need wait for this server any more."""
+    try:
+        servers.gone(server_id)
+    except Exception as error:  # it will be missed after 15 s all the same
+        log.warning("live.sign_off_failed", error=type(error).__name__)
 
 
 class _Retry:

@@ -43,6 +43,9 @@ class Capabilities:
     def from_dict(cls, plain: dict[str, Any] | None) -> "Capabilities | None":
         """None for servers that say nothing, or in words of another version of redraft."""
         try:
-            return TypeAdapter(cls).validate_python(plain) if plain else None
+            return _PLAIN.validate_python(plain) if plain else None
         except ValidationError:
             return None
+
+
+_PLAIN = TypeAdapter(Capabilities)

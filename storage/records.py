@@ -51,9 +51,7 @@ class TeacherRows(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes  # int32 [R, K], by falling probability
     log_probs: bytes  # float16 [R, K]
     tail_log_mass: bytes  # float32 [R]; log(1 - sum of the K); -inf where nothing is outside
-    refusals: bytes = (
-        b""  # float32 [R]; how likely the refusal was that a row was logged for, 0: not known; empty: of none
-    )
+    refusals: bytes = b""  # float32 [R]; the chance of the refusal that a row was logged for; 0, or no bytes: not known
 
     def arrays(
         self,

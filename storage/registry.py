@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy import Engine, select
 
-from storage import audit, lineage, lookup, marks, pointer, quarantine, routes, target_changes
+from storage import audit, choosing, lineage, lookup, marks, pointer, quarantine, routes
+from storage.choosing import WrongDrafter
 from storage.database import exclusive, now, reading
 from storage.decisions import Decision, Evaluation, TrainingReport
 from storage.jobs import Lease, writing
@@ -40,10 +41,6 @@ NAMES_LOCK = 0x7265647261667403  # see database.exclusive
 
 class DrafterExists(ValueError):
     """A drafter of this name is there already."""
-
-
-class WrongDrafter(ValueError):
-    """A version or drafter that was made for another drafter or another target."""
 
 
 class NothingToRollBackTo(RuntimeError):
@@ -101,26 +98,10 @@ class Registry:
         One that was made for another target gives way to its successor for this one, where it has one. Retired ones
         cannot be chosen. Those that are routed, or were made by routing, are for some workloads only.
         """
-        if name:
-            return _fitting(self._or_successor(name, target_fingerprint), target_fingerprint)
-        found = [d for d in self.drafters() if target_fingerprint in (None, d.target_fingerprint)]
-        if not found:
-            raise UnknownDrafter("there is no drafter for this target: run `redraft init NAME` to make one")
         with reading(self.engine) as session:
-            general = routes.general_among(session, {d.id for d in found})
-        found = [d for d in found if d.id in general]
-        if len(found) > 1:
-            names = ", ".join(d.name for d in found)
-            raise UnknownDrafter(f"there are several drafters ({names}): set REDRAFT_DRAFTER to one of them")
-        return found[0]
-
-    def _or_successor(self, name: str, target_fingerprint: str | None) -> Drafter:
-        drafter = self.drafter(name)
-        if target_fingerprint in (None, drafter.target_fingerprint):
-            return drafter
-        with reading(self.engine) as session:
-            found = target_changes.successor(session, drafter.id, str(target_fingerprint))
-            return drafter_view(found) if found else drafter
+            if name:
+                return drafter_view(choosing.named(session, name, target_fingerprint))
+            return drafter_view(choosing.general(session, target_fingerprint))
 
     def retire_drafter(self, name: str, actor: str) -> None:
         """Take the drafter out of every list that is chosen from; its versions and history are kept."""
@@ -288,14 +269,3 @@ class Registry:
         """The version that was live at `when` (aware); None before the drafter was made."""
         with reading(self.engine) as session:
             return lookup.live_at(session, lookup.drafter_row(session, drafter).id, when)
-
-
-def _fitting(drafter: Drafter, target_fingerprint: str | None) -> Drafter:
-    if drafter.retired_at is not None:
-        raise UnknownDrafter(f"drafter {drafter.name} is retired: set REDRAFT_DRAFTER to another one")
-    if target_fingerprint not in (None, drafter.target_fingerprint):
-        raise WrongDrafter(
-            f"drafter {drafter.name} was made for another target ({drafter.target_fingerprint[:12]}; this one "
-            f"is {str(target_fingerprint)[:12]}): choose another or run `redraft init NAME` for this one"
-        )
-    return drafter

@@ -6,7 +6,7 @@ A server's beat is also its acknowledgement of a move of the pointer; `redraft r
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import ColumnElement, Engine, delete, select
 
 from storage.capabilities import Capabilities
 from storage.database import insert, now, reading, transaction
@@ -57,16 +57,16 @@ class Servers:
 
     def live(self, drafter: str, within_seconds: float = 15) -> list[Server]:
         """The drafter's servers that were heard of lately, by id."""
-        with reading(self.engine) as session:
-            since = now(session) - timedelta(seconds=within_seconds)
-            found = select(ServerRow).where(ServerRow.drafter == drafter, ServerRow.last_seen >= since)
-            return [_server(row) for row in session.scalars(found.order_by(ServerRow.id))]
+        return self._heard_of(ServerRow.drafter == drafter, within_seconds)
 
     def hosts(self, within_seconds: float = 15) -> list[Server]:
         """The servers of all drafters that were heard of lately, by drafter and id; no processes of the worker."""
+        return self._heard_of(ServerRow.host_kind.not_in(WORKERS), within_seconds)
+
+    def _heard_of(self, which: ColumnElement[bool], within_seconds: float) -> list[Server]:
         with reading(self.engine) as session:
             since = now(session) - timedelta(seconds=within_seconds)
-            found = select(ServerRow).where(ServerRow.host_kind.not_in(WORKERS), ServerRow.last_seen >= since)
+            found = select(ServerRow).where(which, ServerRow.last_seen >= since)
             return [_server(row) for row in session.scalars(found.order_by(ServerRow.drafter, ServerRow.id))]
 
     def gone(self, server_id: str) -> None:

@@ -44,21 +44,22 @@ class TargetChange:
         )
 
 
-def notice(engine: Engine, drafter: str, seen: str, witness: Witness, seen_by: str) -> bool:
-    """Stop a drafter whose target is `seen` no more; False where that was known, or the target is its own."""
+def notice(engine: Engine, drafter: str, seen: str, witness: Witness, seen_by: str) -> TargetChange | None:
+    """Stop a drafter in whose target's place another one is seen; None where that was known, or it is its own."""
     with transaction(engine) as session:
         row = lookup.drafter_row(session, drafter, lock=True)
         if row.target_fingerprint == seen:
-            return False
+            return None
         known = session.get(TargetChangeRow, (row.id, witness))
         if known is not None and known.seen_fingerprint == seen:
-            return False
+            return None
         change = {"seen_fingerprint": seen, "seen_by": seen_by, "at": now(session)}
         found = insert(session, TargetChangeRow).values(drafter_id=row.id, witness=witness, **change)
         session.execute(found.on_conflict_do_update(index_elements=["drafter_id", "witness"], set_=change))
         before, after = {"target": row.target_fingerprint}, {"target": seen, "stopped": True}
         audit.append(session, seen_by, "drafter.target_changed", f"drafter/{drafter}", before, after, "")
-        return True
+        noticed = session.get_one(TargetChangeRow, (row.id, witness), populate_existing=True)
+        return _change(session, noticed, row)
 
 
 def settle(engine: Engine, drafter: str, by: str, witnesses: tuple[Witness, ...] = ("server", "records")) -> bool:

@@ -16,6 +16,7 @@ MASS_TOLERANCE: Final = 0.01  # float16 rounding of up to a few hundred log-prob
 ROUNDING: Final = 0.0625  # of a small log-probability in float16
 TIE: Final = 0.5  # of log-probability: what is nearer may change places between two passes in bf16
 LONGEST_LABEL: Final = 64
+LABEL: Final = r"^[A-Za-z0-9._-]{1,64}$"  # a workload or a tenant as a client may name it in its headers
 LONGEST_ID: Final = 256
 LATEST: Final = 4_102_444_800.0  # seconds since the epoch; the year 2100
 INT32: Final = 2**31 - 1

@@ -1,12 +1,13 @@
 """HTTP to an engine that teaches: what it refuses for good is told apart from what it cannot do now; and its load."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
 
 RUNNING: Final = (
     "vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "redraft_requests_running",
@@ -14,7 +15,7 @@ RUNNING: Final = (
 WAITING: Final = (
     "vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "redraft_requests_waiting",
 )  # fmt: skip
-SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+NO_PAGE: Final = (ValueError, IndexError)  # what prometheus_client raises for text of another form
 
 
 class TeacherRefused(RuntimeError):
@@ -30,11 +31,14 @@ class RequestRefused(RuntimeError):
 
 
 def load_of(metrics: str) -> tuple[float, float]:
-    """(requests running, requests waiting) in Prometheus' text, over all labels; 0 where it tells of none."""
-    samples = [(name, float(value)) for name, value in SAMPLE.findall(metrics) if name in RUNNING + WAITING]
+    """(requests running, requests waiting) in Prometheus' text, over all labels; 0 where it tells of none.
+
+    Raises one of `NO_PAGE`.
+    """
+    samples = [sample for family in text_string_to_metric_families(metrics) for sample in family.samples]
     return (
-        sum(value for name, value in samples if name in RUNNING),
-        sum(value for name, value in samples if name in WAITING),
+        sum(sample.value for sample in samples if sample.name in RUNNING),
+        sum(sample.value for sample in samples if sample.name in WAITING),
     )
 
 

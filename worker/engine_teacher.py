@@ -21,7 +21,7 @@ from adapter.rescore import wanted
 from storage.config import setting
 from storage.records import FeedbackRecord, RecordRefused
 from storage.validation import validate
-from worker.engine_http import EngineAway, Http, RequestRefused, TeacherRefused, load_of
+from worker.engine_http import NO_PAGE, EngineAway, Http, RequestRefused, TeacherRefused, load_of
 from worker.engine_scoring import Scoring, SglangScoring, VllmScoring, rows_of
 
 LEAST_TOP_K: Final = 5
@@ -131,10 +131,11 @@ class _Turn:
 
     def take(self, tokens: int, ask: Callable[[], T]) -> T | None:
         """Ask when it is our turn; the next one's comes when these `tokens` are paid for."""
-        self._rest(self._next - self._clock.now())
+        self._rest(min(self._next, self._ends) - self._clock.now())
         began = self._clock.now()
         answer = self.patiently(ask)
-        self._next = max(began, self._next) + tokens / self._config.teacher_tokens
+        if answer is not None:
+            self._next = max(began, self._next) + tokens / self._config.teacher_tokens
         return answer
 
     def patiently(self, ask: Callable[[], T]) -> T | None:
@@ -158,8 +159,7 @@ class _Turn:
     def _busy(self) -> bool:
         """By the engine's own figures; an engine without any is asked at the bounded pace alone."""
         try:
-            text = self._http.get("/metrics").decode(errors="replace")
-        except RequestRefused:
+            running, waiting = load_of(self._http.get("/metrics").decode(errors="replace"))
+        except (RequestRefused, *NO_PAGE):
             return False
-        running, waiting = load_of(text)
         return waiting > 0 or running > self._config.teacher_busy

@@ -100,8 +100,8 @@ class Housekeeper:
         newest = max(records, key=lambda record: record.finished_at)
         if newest.target_fingerprint != drafter.target_fingerprint:
             seen, by = newest.target_fingerprint, f"host {newest.source}"
-            if target_changes.notice(self._database, drafter.name, seen, "records", by):
-                log.error("target.changed", reason=target_changes.stopped(self._database)[drafter.name].reason)
+            if change := target_changes.notice(self._database, drafter.name, seen, "records", by):
+                log.error("target.changed", reason=change.reason)
         elif drafter.name in target_changes.stopped(self._database):
             target_changes.settle(self._database, drafter.name, f"host {newest.source}", ("records",))
         if others := len(records) - len(own):

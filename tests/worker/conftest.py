@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import redis
+from redis import Redis
 
 from adapter.sample import answers, chat_prompt
 from adapter.target import Target
 from storage.records import FeedbackRecord
+from storage.redis_clients import consume
 from storage.stream import FeedbackStream
 from tests.tiny import TEXT
 from tests.valkey_fixture import ValkeyServer
@@ -21,11 +22,18 @@ def answered(target: Target) -> list[FeedbackRecord]:
 
 
 @pytest.fixture
-def client(valkey: ValkeyServer) -> Iterator[redis.Redis]:
+def client(valkey: ValkeyServer) -> Iterator[Redis]:
     with valkey.client() as client:
         yield client
 
 
 @pytest.fixture
-def stream(client: redis.Redis) -> FeedbackStream:
+def redis(valkey: ValkeyServer) -> Iterator[Redis]:
+    """As the worker's own processes read it."""
+    with consume(valkey.url) as client:
+        yield client
+
+
+@pytest.fixture
+def stream(client: Redis) -> FeedbackStream:
     return FeedbackStream(client, "chat")

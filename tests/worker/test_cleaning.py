@@ -1,7 +1,6 @@
 """What the housekeeper deletes by the hour: expired weights, windows and servers, and what a purge left."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,10 @@ from storage.stream import ADAPT, FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
 from tests.storage.rows import make_candidate, make_drafter, make_record
-from tests.valkey_fixture import ValkeyServer
 from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 
 YESTERDAY = time.time() - 86_400
-
-
-@pytest.fixture
-def redis(valkey: ValkeyServer) -> Iterator[Redis]:
-    client = consume(valkey.url)
-    client.flushall()
-    yield client
-    client.close()
 
 
 @pytest.fixture

@@ -12,18 +12,15 @@ from sqlalchemy import Engine
 from adapter.rescore import rescore
 from adapter.target import Target, TargetConfig, load
 from adapter.versions import Versions
-from storage.jobs import Jobs
-from storage.records import FeedbackRecord, encode
-from storage.redis_clients import consume
+from storage.records import FeedbackRecord
 from storage.registry import Registry
-from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
 from tests.adapter.feedback import served
-from tests.circle import make_drafter, tiny_first
+from tests.circle import tiny_first
 from tests.tiny import tiny_target_dir
 from tests.valkey_fixture import ValkeyServer
-from tests.worker.environment import trainer_environ
+from tests.worker.environment import due_update, trainer_environ
 from tests.worker.scoring_engine import ScoringEngine, scoring_engine
 from worker.engine_http import load_of
 from worker.engine_teacher import Clock, EngineTeacher, EngineTeacherConfig
@@ -157,6 +154,18 @@ def test_an_engine_that_fails_for_a_while_is_asked_again_and_what_it_refuses_is_
     assert [after == before for after, before in zip(found, records, strict=True)] == [False, True, *[False] * 4]
 
 
+def test_the_pace_holds_nothing_up_once_the_patience_is_over(
+    engine_of_target: ScoringEngine, target: Target, records: list[FeedbackRecord]
+) -> None:
+    engine_of_target.failures = [200, 200, *[503] * 100]
+    time = Time()
+    found = teacher(engine_of_target, time=time, teacher_tokens=1.0, teacher_patience=60.0).read(
+        records, target.vocab_size
+    )
+    assert [after == before for after, before in zip(found, records, strict=True)] == [False, *[True] * 5]
+    assert time.slept == pytest.approx(60.0)
+
+
 def test_an_engine_that_is_away_ends_nothing(target: Target, records: list[FeedbackRecord]) -> None:
     time = Time()
     config = EngineTeacherConfig(teacher_url="http://127.0.0.1:1", teacher_patience=30.0)
@@ -207,11 +216,7 @@ def test_a_trainer_keeps_the_engines_rows_in_the_window_so_that_the_version_can_
     """One update by a whole trainer, as it is rung for."""
     blobs = WeightsStore(tmp_path / "weights")
     versions = Versions(blobs, target.files, target.embedding)
-    make_drafter(target, engine, versions, tiny_first(target))
-    with consume(valkey.url) as redis:
-        FeedbackStream(redis, "demo").append([encode(msgspec.structs.replace(r, drafter="demo")) for r in records])
-    job = Jobs(engine).request("adapt", "demo")
-    assert job is not None
+    job_id = due_update(target, engine, versions, valkey, records)
     Learner({
         **trainer_environ(tmp_path, database_url, valkey, target_dir),
         "REDRAFT_WINDOW_RECORDS": str(len(records)),
@@ -220,7 +225,7 @@ def test_a_trainer_keeps_the_engines_rows_in_the_window_so_that_the_version_can_
         "REDRAFT_TEACHER_URL": engine_of_target.url,
         "REDRAFT_RESCORE_TOP_K": "12",
         "REDRAFT_TEACHER_TOKENS": "1000000",
-    }).run(job.id)  # fmt: skip
+    }).run(job_id)  # fmt: skip
     registry, windows = Registry(engine), Windows(engine, blobs)
     version = registry.version("demo", 2)
     run = registry.training(version)

@@ -15,16 +15,13 @@ from adapter.drafters.causal_lm import CausalLM
 from adapter.rescore import RescoreConfig
 from adapter.target import Target
 from adapter.versions import Versions
-from storage.jobs import Jobs
-from storage.records import FeedbackRecord, TeacherRows, encode, int32
-from storage.redis_clients import consume
+from storage.records import FeedbackRecord, TeacherRows, int32
 from storage.registry import Registry
-from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from tests.adapter.feedback import served
-from tests.circle import make_drafter, tiny_first
+from tests.circle import tiny_first
 from tests.valkey_fixture import ValkeyServer
-from tests.worker.environment import trainer_environ
+from tests.worker.environment import due_update, trainer_environ
 from worker.learner import Learner
 from worker.lineage import Gathered, TargetNeeded, taught
 from worker.rescoring import Rescorer, reread
@@ -147,11 +144,7 @@ def test_the_row_says_what_taught_and_the_trainer_loads_the_target_only_to_resco
 ) -> None:  # fmt: skip
     """One update by a whole trainer, as it is rung for."""
     versions = Versions(WeightsStore(tmp_path / "weights"), target.files, target.embedding)
-    make_drafter(target, engine, versions, tiny_first(target))
-    with consume(valkey.url) as redis:
-        FeedbackStream(redis, "demo").append([encode(msgspec.structs.replace(r, drafter="demo")) for r in records])
-    job = Jobs(engine).request("adapt", "demo")
-    assert job is not None
+    job_id = due_update(target, engine, versions, valkey, records)
     loads: list[object] = []
     load: Callable[..., Target] = worker.rescoring.load
     monkeypatch.setattr(worker.rescoring, "load", lambda *given: loads.append(given) or load(*given))
@@ -164,7 +157,7 @@ def test_the_row_says_what_taught_and_the_trainer_loads_the_target_only_to_resco
         "REDRAFT_RESCORE_SHARE": "1",
         "REDRAFT_EPOCHS": "1",
     }
-    Learner(environ).run(job.id)
+    Learner(environ).run(job_id)
     registry = Registry(engine)
     run = registry.training(registry.version("demo", 2))
     assert run is not None
@@ -180,25 +173,21 @@ def test_text_that_this_target_would_not_have_said_is_not_learnt_from(
 ) -> None:  # fmt: skip
     """The engine's weights were replaced, or it verifies lossily, and the records do not say so."""
     versions = Versions(WeightsStore(tmp_path / "weights"), target.files, target.embedding)
-    make_drafter(target, engine, versions, tiny_first(target))
     folder = target.files.path
-    answers = [msgspec.structs.replace(r, drafter="demo", temperature=0.0) for r in records]
+    answers = [msgspec.structs.replace(r, temperature=0.0) for r in records]
     if not kept_rows:  # as of an engine that shows no logits; and another text than the target's
         none = TeacherRows(0, b"", b"", b"", b"")
         answers = [
             msgspec.structs.replace(r, teacher=none, output_ids=int32((r.output[::-1] + 3) % target.vocab_size))
             for r in answers
         ]
-    with consume(valkey.url) as redis:
-        FeedbackStream(redis, "demo").append([encode(r) for r in answers])
-    job = Jobs(engine).request("adapt", "demo")
-    assert job is not None
+    job_id = due_update(target, engine, versions, valkey, answers)
     environ = {
         **trainer_environ(tmp_path, database_url, valkey, folder), "REDRAFT_DTYPE": "fp32", "REDRAFT_DEVICE": "cpu",
         "REDRAFT_WINDOW_RECORDS": str(len(records)), "REDRAFT_TEACHER": "rescored", "REDRAFT_RESCORE_SHARE": "1",
         "REDRAFT_EPOCHS": "1",
     }  # fmt: skip
-    Learner(environ).run(job.id)
+    Learner(environ).run(job_id)
     assert len(Registry(engine).versions("demo")) == (2 if kept_rows else 1)
     with engine.connect() as connection:
         ((outcome, reason),) = connection.execute(text("SELECT outcome, reason FROM training_run")).all()

@@ -1,6 +1,5 @@
 """A target that changes under a drafter: the worker learns nothing more for it, and goes on for the new one if told."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,7 +13,6 @@ from storage import history, left_out
 from storage.config import StorageConfig
 from storage.jobs import Jobs
 from storage.records import FeedbackRecord, encode
-from storage.redis_clients import consume
 from storage.registry import Registry
 from storage.stream import HISTORY, FeedbackStream
 from storage.target_changes import notice, settle, stopped
@@ -28,14 +26,6 @@ from worker.config import TriggerConfig
 from worker.housekeeping import OTHER_TARGET, Housekeeper
 from worker.learner import Learner
 from worker.succession import Succession
-
-
-@pytest.fixture
-def redis(valkey: ValkeyServer) -> Iterator[Redis]:
-    client = consume(valkey.url)
-    client.flushall()
-    yield client
-    client.close()
 
 
 @pytest.fixture
