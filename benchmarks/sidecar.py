@@ -6,10 +6,9 @@ order, so that what else the machine does weighs on all of them. Every request s
 
 import http.client
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from statistics import median
 from time import perf_counter
 
@@ -79,29 +78,12 @@ def _rotated(arms: Sequence[str], by: int) -> list[str]:
 
 def _pass(url: str, settings: SidecarSettings) -> tuple[float, list[float]]:
     """Seconds until all prompts were answered, and each one's wait for its first piece."""
-    waiting: SimpleQueue[str] = SimpleQueue()
-    for prompt in settings.prompts:
-        waiting.put(prompt)
-    waits: list[float] = []
-    failures: list[Exception] = []
-
-    def client() -> None:
-        try:
-            while True:
-                waits.append(_ask(url, settings, waiting.get_nowait()))
-        except Empty:
-            return
-        except (OSError, http.client.HTTPException, BadAnswer) as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=client) for _ in range(settings.batch)]
     began = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise BadAnswer(f"{url}: {failures[0]}") from failures[0]
+    try:
+        with ThreadPoolExecutor(settings.batch) as clients:
+            waits = list(clients.map(lambda prompt: _ask(url, settings, prompt), settings.prompts))
+    except (OSError, http.client.HTTPException, BadAnswer) as error:
+        raise BadAnswer(f"{url}: {error}") from error
     return perf_counter() - began, waits
 
 

@@ -2,9 +2,7 @@
 
 import json as jsonlib
 import os
-import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -21,7 +19,6 @@ from cli.init import SAMPLE_PROMPTS, read_prompts
 from cli.output import CommandError, as_json, console, fail, say, write
 
 READY_SECONDS = 120.0
-STOP_SECONDS = 10.0
 DRAFTER = "bench"
 
 
@@ -97,32 +94,20 @@ def _storage(stack: ExitStack, home: Path, root: str) -> str:
 @contextmanager
 def _own_sidecar(url: str, share: float, home: Path, redis_url: str) -> Iterator[str]:
     """Its address, when it knows its engine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    from cli.own_server import HOST, await_answer, end, free_port
+
+    port = free_port()
     environ = {
         **os.environ, "REDRAFT_HOME": str(home), "REDRAFT_REDIS_URL": redis_url, "REDRAFT_DATABASE_URL": "",
         "REDRAFT_DRAFTER": DRAFTER, "REDRAFT_SIDECAR_SHARE": str(share), "REDRAFT_SIDECAR_PORT": str(port),
-        "REDRAFT_SIDECAR_HOST": "127.0.0.1",
+        "REDRAFT_SIDECAR_HOST": HOST,
     }  # fmt: skip
     child = Child(f"sidecar-{share:g}", redraft("sidecar", url, "--drain", "3"), environ, home)
     child.start()
     try:
-        _wait(child, f"http://127.0.0.1:{port}", observing=share > 0)
-        yield f"http://127.0.0.1:{port}"
+        address = f"http://{HOST}:{port}"
+        page = "capabilities" if share else "health"  # the first when the engine was found, the second at once
+        await_answer(child, f"{address}/redraft/{page}", "the sidecar", READY_SECONDS)
+        yield address
     finally:
-        child.ask_to_stop()
-        child.stop(time.monotonic() + STOP_SECONDS)
-
-
-def _wait(child: Child, address: str, observing: bool) -> None:
-    page = "capabilities" if observing else "health"
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if child.exit_code is not None:
-            raise CommandError(f"the sidecar ended: {child.last_line()} (its log: {child.log})")
-        try:
-            with urlopen(f"{address}/redraft/{page}", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise CommandError(f"the sidecar did not find its engine within {READY_SECONDS:g} s: is one there?")
+        end(child)

@@ -37,32 +37,33 @@ def own_server() -> Iterator[OwnServer]:
     with ExitStack() as stack:
         if not storage.redis_url:
             stack.enter_context(start_valkey(storage.socket, home / "valkey"))
-        port = _free_port()
+        port = free_port()
         environ = {**os.environ, "REDRAFT_HOST": HOST, "REDRAFT_PORT": str(port)}
         child = Child("bench", redraft("serve", "--drain", "3"), environ, home / "logs")
         child.start()
-        stack.callback(_stop, child)
+        stack.callback(end, child)
         url = f"http://{HOST}:{port}"
-        _wait(child, url)
+        await_answer(child, f"{url}/health/ready", "the server", READY_SECONDS)
         yield OwnServer(url, Path(f"/proc/{child.pid}/statm"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with listen(HOST, 0) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
-def _stop(child: Child) -> None:
+def end(child: Child) -> None:
     child.ask_to_stop()
     child.stop(time.monotonic() + STOP_SECONDS)
 
 
-def _wait(child: Child, url: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while not answers(f"{url}/health/ready"):
+def await_answer(child: Child, page: str, what: str, seconds: float) -> None:
+    """Wait until GET `page` succeeds; `what` is the child's name in messages."""
+    deadline = time.monotonic() + seconds
+    while not answers(page):
         if child.exit_code is not None:
-            raise CommandError(f"the server did not start: {child.last_line()} (its log: {child.log})")
+            raise CommandError(f"{what} did not start: {child.last_line()} (its log: {child.log})")
         if time.monotonic() > deadline:
-            raise CommandError(f"the server gave no sign of life in {READY_SECONDS:.0f} s: see {child.log}")
+            raise CommandError(f"{what} gave no sign of life in {seconds:.0f} s: see {child.log}")
         time.sleep(0.2)

@@ -15,9 +15,10 @@ from service.deltas import Deltas
 from service.engine.generation import Generation
 from service.openai_errors import bad_request
 from service.openai_schema import ChatRequest, CompletionRequest
+from storage.validation import LABEL
 
 Body = ChatRequest | CompletionRequest
-Label = Annotated[str, Header(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Label = Annotated[str, Header(pattern=LABEL)]
 
 
 @dataclass(frozen=True)

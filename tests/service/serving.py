@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 
 @contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """Serve `app` on a free port; gives its address, such as `http://127.0.0.1:40123`."""
+def running(app: Callable[..., Any], **of_uvicorn: Any) -> Iterator[str]:
+    """Serve an ASGI application on a free port; gives its address, such as `http://127.0.0.1:40123`."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    config = {"log_level": "warning", "timeout_graceful_shutdown": 5, **of_uvicorn}
+    server = uvicorn.Server(uvicorn.Config(app, **config))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

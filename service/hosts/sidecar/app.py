@@ -153,8 +153,8 @@ class Exchange:
         refusal = await self._observed(observed) if observed else None
         if observed is None or refusal is not None:
             status = await self._plainly(body)
-            if refusal is not None:
-                self._observer.refused(own_fault=status == refusal)
+            if refusal not in (None, status):
+                self._observer.refused()
 
     async def _plainly(self, body: AsyncIterator[bytes] | bytes | None) -> int:
         """As the client wrote it, and back as the engine wrote it; the status."""

@@ -18,6 +18,7 @@ BY_POSITION: Final = "spec_decode_num_accepted_tokens_per_pos"
 VERIFIED: Final = "sglang:spec_verify_calls"
 SGLANG_GAUGES: Final = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
 STARTED: Final = "process_start_time_seconds"
+NO_PAGE: Final = (ValueError, IndexError)  # what prometheus_client raises
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name, and labels in their order
 
@@ -29,10 +30,6 @@ class Reading:
     counters: Mapping[Series, float] = field(default_factory=dict)
     gauges: Mapping[str, float] = field(default_factory=dict)
     started_at: float = 0.0  # of the engine's process; 0: it does not say
-
-    @property
-    def speculates(self) -> bool:
-        return bool(self.counters)
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Growth:
 
 
 def parse(page: str) -> Reading:
-    """Raises `ValueError` for what is no Prometheus page."""
+    """Raises one of `NO_PAGE` for what is no Prometheus page."""
     counters: dict[Series, float] = {}
     gauges: dict[str, float] = {}
     started = 0.0

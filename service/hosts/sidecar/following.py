@@ -103,11 +103,12 @@ class Following:
 
     def judge(self, record: FeedbackRecord) -> None:
         """Show the floor under a new version what a request's rounds came to."""
+        if not record.lossless:
+            return
         row_class = RowClass(record.workload, record.policy)
-        rows = [Proposed(record.request_id, row_class, r.version, r.proposed, r.accepted) for r in record.rounds]
         with self._judging:
-            for row in rows if record.lossless else ():
-                self._floor.note([row])
+            for r in record.rounds:
+                self._floor.note([Proposed(record.request_id, row_class, r.version, r.proposed, r.accepted)])
 
     def engine_restarted(self) -> None:
         """It serves what it was started with, until it is given its version again."""

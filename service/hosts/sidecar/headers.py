@@ -1,9 +1,11 @@
 """Which headers go through a reverse proxy, and which are of one connection only (RFC 9110, 7.6.1)."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from service.hosts.sidecar.recording import Sender
+from storage.validation import LABEL
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -15,7 +17,6 @@ HOP_BY_HOP: Final = frozenset(
 )  # fmt: skip
 _OURS: Final = frozenset({b"host", b"expect"})  # the first is the engine's own; uvicorn answers the second
 _VIA: Final = b"1.1 redraft"
-LABEL_LENGTH: Final = 64
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -59,11 +60,7 @@ def sender_of(headers: Iterable[tuple[bytes, bytes]]) -> Sender | None:
     given = list(headers)
     for name in ("workload", "tenant"):
         label = value_of(given, f"x-redraft-{name}".encode()).decode("latin-1") or "default"
-        if not (
-            len(label) <= LABEL_LENGTH
-            and label.isascii()
-            and label.replace("_", "").replace("-", "").replace(".", "").isalnum()
-        ):
+        if not re.fullmatch(LABEL, label) or not any(map(str.isalnum, label)):
             return None
         labels[name] = label
     train = value_of(given, b"x-redraft-train") or b"yes"

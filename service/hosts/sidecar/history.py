@@ -25,7 +25,7 @@ def row_of(version: int, grown: Growth, now: datetime | None = None) -> Acceptan
         rounds=rounds,
         proposed=round(grown.proposed),
         accepted=accepted,
-        histogram=_padded(grown),
+        histogram=_padded(grown.histogram, grown.k),
         draft_ms=0.0,
         verify_ms=0.0,
         total_ms=0.0,
@@ -47,7 +47,7 @@ def row_of_totals(record: FeedbackRecord, version: int | None, totals: Totals) -
         rounds=totals.rounds,
         proposed=totals.proposed,
         accepted=totals.accepted,
-        histogram=totals.histogram + (0,) * (k + 1 - len(totals.histogram)),
+        histogram=_padded(totals.histogram, k),
         draft_ms=0.0,
         verify_ms=0.0,
         total_ms=record.total_ms,
@@ -55,7 +55,6 @@ def row_of_totals(record: FeedbackRecord, version: int | None, totals: Totals) -
     )
 
 
-def _padded(grown: Growth) -> tuple[int, ...]:
+def _padded(histogram: tuple[int, ...], k: int) -> tuple[int, ...]:
     """Of length k + 1, as every row's."""
-    counts = grown.histogram
-    return counts + (0,) * (grown.k + 1 - len(counts))
+    return histogram + (0,) * (k + 1 - len(histogram))

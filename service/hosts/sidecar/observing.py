@@ -121,10 +121,8 @@ class Observer:
         stripping = Stripping(asked.wants, plan.bare, findings.dialect)
         return Observed(uuid4().hex, sender, asked, new, stripping, *self._served())
 
-    def refused(self, own_fault: bool) -> None:
-        """The engine would not take the additions, or (`own_fault`) not even what the client had written."""
-        if own_fault:
-            return
+    def refused(self) -> None:
+        """The engine would not take the additions, and took what the client had written."""
         self.count("refused")
         self._refused += 1
         if self._refused >= REFUSALS:

@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from service.hosts.sidecar.counters import Growth, Reading, added, growth, parse
+from service.hosts.sidecar.counters import NO_PAGE, Growth, Reading, added, growth, parse
 from service.hosts.sidecar.engine_client import AWAY, METRICS_SECONDS, EngineClient
 
 UNKNOWN: Final = 0  # the version of what nobody can tell
@@ -76,8 +76,7 @@ class Scraper:
     def forget(self) -> None:
         """Take the next reading as the first: what has come since the last one is nobody's."""
         with self._lock:
-            reading = self._read()
-            self._last = reading
+            self._last = self._read()
 
     def _count(self, grown: Growth) -> None:
         if grown.drafts <= 0:
@@ -93,7 +92,7 @@ class Scraper:
         try:
             status, page = self._client.get("/metrics", METRICS_SECONDS)
             return parse(page.decode()) if status == 200 else None
-        except (*AWAY, ValueError) as error:
+        except (*AWAY, *NO_PAGE) as error:
             log.debug("sidecar.no_metrics", error=type(error).__name__)
             return None
 

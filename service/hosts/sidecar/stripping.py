@@ -7,6 +7,7 @@ chunk. So it is learnt at the start from two answers to the same question, one p
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import msgspec
@@ -127,7 +128,7 @@ class Stripping:
             stripped = stripped[:end] + self.bare.on_last + stripped[end:]
         return stripped
 
-    @property
+    @cached_property
     def _edits(self) -> dict[str, Edit]:
         top = {name: _edit(fate) for name, fate in self.bare.top.items() if not self._asked_for(name)}
         choice = {name: _edit(fate) for name, fate in self.bare.choice.items() if not self._asked_for(name)}

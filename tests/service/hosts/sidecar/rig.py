@@ -1,16 +1,14 @@
 """A sidecar before some engine, both on loopback sockets, and an engine that says just what a test wants."""
 
 import asyncio
+import http.client
 import json
-import socket
-import threading
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from service.hosts.sidecar.app import Own, Sidecar
 from service.hosts.sidecar.config import SidecarConfig
@@ -20,16 +18,15 @@ from service.hosts.sidecar.observing import Ended, Observer
 from service.hosts.sidecar.probe import probe
 from service.hosts.sidecar.reading import Seen
 from service.hosts.sidecar.upstream import Upstream
-from tests.service.serving import until
+from tests.service.serving import running, until
 
 Asgi = Callable[[Any, Any, Any], Any]
+IDENTITY = re.compile(rb'"id":"[^"]*"|"created":\d+')  # what differs from one answer to the next
 
 
-@contextmanager
-def served(app: Asgi) -> Iterator[str]:
+def served(app: Asgi) -> AbstractContextManager[str]:
     """The application on a free port, without headers of uvicorn's own."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
+    return running(
         app,
         log_level="critical",
         server_header=False,
@@ -38,16 +35,27 @@ def served(app: Asgi) -> Iterator[str]:
         timeout_graceful_shutdown=2,
         ws="none",
     )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        until(lambda: server.started)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-        listener.close()
+
+
+def told(address: str, path: str, body: Any, seconds: float = 60) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body, as they are on the wire but for the identity of the answer."""
+    connection = http.client.HTTPConnection(address.partition("://")[2], timeout=seconds)
+    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    data, headers = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+    connection.close()
+    headers.pop("date", None)
+    return answer.status, headers, IDENTITY.sub(b"-", data)
+
+
+async def body_of(receive: Any) -> bytes:
+    """A request's, in an ASGI application."""
+    pieces, more = [], True
+    while more:
+        message = await receive()
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(pieces)
 
 
 @dataclass
@@ -107,7 +115,7 @@ async def recorded_vllm(scope: Any, receive: Any, send: Any) -> None:
     """An engine that gives the recorded answers, whatever it is asked."""
     if scope["type"] != "http":
         return
-    body = await Script()._body(receive)
+    body = await body_of(receive)
     fields = json.loads(body or b"{}")
     stream, kind = bool(fields.get("stream")), "observed" if fields.get("return_token_ids") else "plain"
     found = RECORDED.get(f"{scope['path']} {stream}", {}).get(kind, "{}").encode()
@@ -129,13 +137,14 @@ class Script:
     dies_after: int | None = None  # pieces, and then the connection breaks off
     refuses: str = ""  # a field that it does not take: HTTP 400
     asked: list[dict[str, Any]] = field(default_factory=list)  # method, path, query, headers, body
+    begun: int = 0  # pieces that it set out to send
     sent: int = 0
     left: int = 0  # clients that went before the end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body = await self._body(receive)
+        body = await body_of(receive)
         self.asked.append(
             {
                 "method": scope["method"],
@@ -158,19 +167,12 @@ class Script:
             if gone.done():
                 self.left += 1
                 return
+            self.begun += 1
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             self.sent += 1
         gone.cancel()
         if self.dies_after is None:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _body(self, receive: Any) -> bytes:
-        pieces, more = [], True
-        while more:
-            message = await receive()
-            pieces.append(message.get("body", b""))
-            more = message.get("more_body", False)
-        return b"".join(pieces)
 
     async def _gone(self, receive: Any) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -178,15 +178,16 @@ def test_a_swapper_is_given_each_live_version_and_records_name_it(
     assert sorted({r.version for record in records for r in record.rounds}) == [1, 2]
 
 
+def _noting(taken: list[int], folder: Path) -> MadeReady:
+    """Swaps that only note the version's number."""
+    return lambda drafter: ((lambda version: folder), (lambda version, checkpoint: taken.append(version.number)))
+
+
 def test_an_engine_that_was_started_again_is_given_its_version_again(
     vllm: str, engine: Engine, drafter: Version, valkey_url: str, tmp_path: Path
 ) -> None:
     taken: list[int] = []
-
-    def ready(drafter: object) -> Any:
-        return (lambda version: tmp_path), (lambda version, checkpoint: taken.append(version.number))
-
-    with standing(vllm, engine, valkey_url, tmp_path, ready) as (_, attachment, _):
+    with standing(vllm, engine, valkey_url, tmp_path, _noting(taken, tmp_path)) as (_, attachment, _):
         until(lambda: attachment.served()[0] == 1 and attachment.findings is not None)
         attachment.engine_restarted()
         assert attachment.served()[0] is None
@@ -216,11 +217,7 @@ def test_a_new_version_far_below_the_one_before_is_taken_back_by_itself(
     vllm: str, engine: Engine, drafter: Version, valkey_url: str, tmp_path: Path
 ) -> None:
     taken: list[int] = []
-
-    def ready(drafter: object) -> Any:
-        return (lambda version: tmp_path), (lambda version, checkpoint: taken.append(version.number))
-
-    with standing(vllm, engine, valkey_url, tmp_path, ready) as (_, attachment, _):
+    with standing(vllm, engine, valkey_url, tmp_path, _noting(taken, tmp_path)) as (_, attachment, _):
         until(lambda: attachment.served()[0] == 1 and attachment.findings is not None)
         _show(attachment, version=1, accepted=3)
         _next_version(engine, drafter, tmp_path)

@@ -1,16 +1,12 @@
 """The client's bytes through a sidecar are those that the engine gives without one: held against our own server."""
 
-import http.client
-import json
-import re
 from typing import Any
 
 import pytest
 
 from tests.service.asking import CHAT, MODEL, PROMPT
-from tests.service.hosts.sidecar.rig import Rig
+from tests.service.hosts.sidecar.rig import Rig, told
 
-IDENTITY = re.compile(rb'"id":"[^"]*"|"created":\d+')
 FORMS = [
     pytest.param(path, stream, id=f"{path.rpartition('/')[2]}-{'stream' if stream else 'whole'}")
     for path in ("/v1/chat/completions", "/v1/completions")
@@ -47,27 +43,16 @@ def _body(path: str, stream: bool, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(address: str, path: str, body: Any) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body, as they are on the wire but for the identity of the answer."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
-    connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    data, headers = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
-    connection.close()
-    headers.pop("date", None)
-    return answer.status, headers, IDENTITY.sub(b"-", data)
-
-
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize(("path", "stream"), FORMS)
 def test_an_observed_answer_has_the_plain_one_s_bytes(
     openai_address: str, rig: Rig, path: str, stream: bool, asked: dict[str, Any]
 ) -> None:
     body = _body(path, stream, asked)
-    direct = _told(openai_address, path, body)
+    direct = told(openai_address, path, body)
     assert direct[0] == 200
     before = len(rig.kept)
-    assert _told(rig.address, path, body) == direct
+    assert told(rig.address, path, body) == direct
     _, seen = rig.read(before + 1)[-1]
     assert seen.prompt_ids
     assert seen.output
@@ -77,5 +62,5 @@ def test_an_observed_answer_has_the_plain_one_s_bytes(
 
 def test_a_request_that_is_refused_gets_the_engine_s_own_words(openai_address: str, rig: Rig) -> None:
     body = _body("/v1/completions", False, {"temperature": 9})
-    assert _told(rig.address, "/v1/completions", body) == _told(openai_address, "/v1/completions", body)
+    assert told(rig.address, "/v1/completions", body) == told(openai_address, "/v1/completions", body)
     assert not rig.asked_again

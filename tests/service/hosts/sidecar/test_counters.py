@@ -58,7 +58,7 @@ def test_the_first_reading_counts_nothing() -> None:
 
 def test_a_page_without_speculation_counts_nothing() -> None:
     page = parse("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total 7\n")
-    assert not page.speculates
+    assert not page.counters
     assert growth(page, page) == Growth()
 
 
@@ -67,7 +67,7 @@ def test_sglang_s_gauges_and_verify_calls_are_read() -> None:
     text += "# TYPE sglang:spec_verify_calls counter\nsglang:spec_verify_calls_total 9\n"
     page = parse(text)
     assert page.gauges == {"sglang:spec_accept_length": 2.5}
-    assert page.speculates
+    assert page.counters
 
 
 @contextmanager
@@ -129,6 +129,15 @@ def test_an_engine_without_a_page_holds_nothing_up() -> None:
     client = EngineClient(lambda: "http://127.0.0.1:9")
     assert Scraper(client, 5.0, lambda: 1).look() is None
     client.close()
+
+
+@pytest.mark.parametrize("page", ["<html></html>", 'total{b="c", ="e"{ 1.0 12}\n'])
+def test_a_page_of_another_form_holds_nothing_up(page: str) -> None:
+    with _pages() as (url, pages):
+        client = EngineClient(lambda: url)
+        pages.append(page)
+        assert Scraper(client, 5.0, lambda: 1).look() is None
+        client.close()
 
 
 def test_counted_figures_stand_in_the_history_by_version(engine: Engine) -> None:

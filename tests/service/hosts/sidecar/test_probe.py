@@ -10,7 +10,7 @@ from service.hosts.sidecar.config import SidecarConfig
 from service.hosts.sidecar.dialects import CHAT, COMPLETIONS, FORMS, Form
 from service.hosts.sidecar.engine_client import EngineClient
 from service.hosts.sidecar.probe import NoEngine, probe
-from tests.service.hosts.sidecar.rig import Asgi, Rig, served
+from tests.service.hosts.sidecar.rig import Asgi, Rig, body_of, served
 
 
 def test_our_own_server_tells_everything_in_every_form(rig: Rig) -> None:
@@ -28,12 +28,7 @@ def engine_of(answer: Callable[[str, dict[str, Any]], tuple[int, Any]]) -> Asgi:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        status, told = answer(scope["path"], json.loads(body or b"{}"))
+        status, told = answer(scope["path"], json.loads(await body_of(receive) or b"{}"))
         await send(
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]}
         )

@@ -6,7 +6,6 @@ where it streams, `include_usage`.
 """
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from service.hosts.sidecar.dialects import DIALECTS, FORMS, Form
 from service.hosts.sidecar.reading import read as read_answer
 from service.hosts.sidecar.rounds import reconstruct
 from service.hosts.sidecar.stripping import Stream, Stripping, learn, payloads
-from tests.service.hosts.sidecar.rig import RECORDED
+from tests.service.hosts.sidecar.rig import IDENTITY, RECORDED
 
 VLLM = DIALECTS["vllm"]
-IDENTITY = re.compile(rb'"id":"[^"]*"|"created":\d+')
 
 
 def _recorded(form: Form) -> tuple[dict[str, Any], bytes, bytes]:
