@@ -37,9 +37,7 @@ from storage.weights import WeightsStore
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.2
-TRIES = (
-    2  # of a run whose processes ended without an error of their own: killed for memory, or by a fault of Gloo or NCCL
-)
+TRIES = 2  # of a run whose processes end without an error of their own: killed, or by a fault of Gloo or NCCL
 GRACE_SECONDS = 10.0  # between asking the processes to end and ending them
 LINES = 15  # of what each process wrote, in the reason of a failure
 ORDER, RECORDS, HIDDEN, MOMENTS = "order.json", "records.msgpack", "hidden.safetensors", "moments.safetensors"

@@ -43,8 +43,12 @@ class TypicalConfig:
     typical_acceptance: bool = setting(
         False, "LOSSY: let requests ask for typical acceptance (X-Redraft-Acceptance: typical), which changes the text"
     )
-    typical_epsilon: float = setting(0.09, "typical acceptance: probability above which a token is accepted anyway")
-    typical_delta: float = setting(0.3, "typical acceptance: share of exp(-entropy) above which a token is accepted")
+    typical_epsilon: float = setting(
+        Typical.epsilon, "typical acceptance: probability above which a token is accepted anyway"
+    )
+    typical_delta: float = setting(
+        Typical.delta, "typical acceptance: share of exp(-entropy) above which a token is accepted"
+    )
 
     def __post_init__(self) -> None:
         Typical(self.typical_epsilon, self.typical_delta)  # raises for thresholds that mean nothing

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from storage.servers import Servers
 from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
-from tests.service.engine.oracle import UNGOVERNED, Client, ask, random_prompt
+from tests.service.engine.oracle import UNGOVERNED, Client, ask, plain_greedy, random_prompt
 from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 from worker.pipeline import AdaptConfig, Stores, adapt_once
@@ -43,6 +43,7 @@ CONFIG = AdaptConfig(
     gate=GateConfig(minimum_requests=4),
     watch=WatchConfig(holdback=0.0),  # every request is the live version's
 )
+LEARNING = replace(CONFIG, distil=replace(CONFIG.distil, epochs=24, learning_rate=1e-2))
 
 
 @dataclass
@@ -78,6 +79,22 @@ class Circle:
 
     def adapt(self, stores: Stores) -> Decision | None:
         return adapt_once(self.drafter, stores, self.config, lambda: None)
+
+    def check_learned(self, before: Sequence[Client]) -> None:
+        """Version 2 goes live: the same prompts get the same texts, the target's own, and more of them is accepted."""
+        self.until(lambda: self.engine.lanes.version() == 2)
+        after = self.send([list(client.generation.prompt_ids) for client in before])
+        assert [c.tokens for c in after] == [c.tokens for c in before]
+        for client in after[:8]:
+            assert client.tokens == plain_greedy(self.target, list(client.generation.prompt_ids), 24)
+        accepted = [sum(r.accepted for c in clients for r in c.usage.rounds) for clients in (before, after)]
+        assert accepted[1] > accepted[0]
+
+    def check_taken_back(self) -> None:
+        """An operator goes back to version 1, and nothing has failed so far."""
+        self.registry.rollback("demo", None, "operator", "just to see")
+        self.until(lambda: self.engine.lanes.version() == 1)
+        assert self.engine.lanes.faults == 0
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds

@@ -1,6 +1,5 @@
 """The circle with a drafter that is an existing checkpoint, of another width and head size than the target."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,8 @@ from sqlalchemy import Engine as Database
 from adapter.drafters.causal_lm import CausalLM
 from adapter.target import Target
 from tests.adapter.test_causal_lm import save_family
-from tests.circle import CONFIG, running_circle, tiny_prompts
-from tests.service.engine.oracle import plain_greedy
+from tests.circle import LEARNING, running_circle, tiny_prompts
 from tests.valkey_fixture import ValkeyServer
-
-LEARNING = replace(CONFIG, distil=replace(CONFIG.distil, epochs=24, learning_rate=1e-2))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -29,18 +25,9 @@ def test_an_existing_checkpoint_is_served_learns_goes_live_and_is_taken_back(
         decision = circle.adapt(circle.stores(job))
         assert decision is not None
         assert decision.promote, decision.reason
-        circle.until(lambda: circle.engine.lanes.version() == 2)
-
-        after = circle.send(tiny_prompts(target, 48))
-        assert [c.tokens for c in after] == [c.tokens for c in before]
-        for client in after[:8]:
-            assert client.tokens == plain_greedy(target, list(client.generation.prompt_ids), 24)
-        accepted = [sum(r.accepted for c in clients for r in c.usage.rounds) for clients in (before, after)]
-        assert accepted[1] > accepted[0]
+        circle.check_learned(before)
         served = circle.versions.load(circle.registry.version("demo", 2), circle.drafter)
         assert served.own_tensors().keys() == first.own_tensors().keys()
         assert "decoder.embed_tokens.weight" in served.own_tensors()
 
-        circle.registry.rollback("demo", None, "operator", "just to see")
-        circle.until(lambda: circle.engine.lanes.version() == 1)
-        assert circle.engine.lanes.faults == 0
+        circle.check_taken_back()

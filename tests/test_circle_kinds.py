@@ -11,12 +11,9 @@ from adapter.rescore import RescoreConfig
 from adapter.target import Target
 from storage.registry import Registry
 from tests.adapter.conditioned import CONDITIONED, first
-from tests.circle import CONFIG, running_circle, tiny_prompts
-from tests.service.engine.oracle import plain_greedy
+from tests.circle import LEARNING, running_circle, tiny_prompts
 from tests.valkey_fixture import ValkeyServer
 from worker.rescoring import Rescorer
-
-LEARNING = replace(CONFIG, distil=replace(CONFIG.distil, epochs=24, learning_rate=1e-2))
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -32,20 +29,11 @@ def test_a_drafter_of_any_kind_learns_from_its_traffic_goes_live_and_is_taken_ba
         decision = circle.adapt(replace(circle.stores(job), rescorer=rescorer))
         assert decision is not None
         assert decision.promote, decision.reason
-
-        circle.until(lambda: circle.engine.lanes.version() == 2)
-        after = circle.send(tiny_prompts(target, 48))
-        assert [c.tokens for c in after] == [c.tokens for c in before]
-        for client in after[:8]:
-            assert client.tokens == plain_greedy(target, list(client.generation.prompt_ids), 24)
-        accepted = [sum(r.accepted for c in clients for r in c.usage.rounds) for clients in (before, after)]
-        assert accepted[1] > accepted[0]
+        circle.check_learned(before)
         version = Registry(engine).version("demo", 2)
         run = circle.registry.training(version)
         assert run is not None
         assert run.teacher == "rescored"
         assert circle.versions.load(version, circle.drafter).kind == kind
 
-        circle.registry.rollback("demo", None, "operator", "just to see")
-        circle.until(lambda: circle.engine.lanes.version() == 1)
-        assert circle.engine.lanes.faults == 0
+        circle.check_taken_back()

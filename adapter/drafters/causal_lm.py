@@ -63,7 +63,6 @@ class CausalLM(LearntDrafter):
         super().__init__(config.draft_vocab, embedding)
         self.config = config
         self.decoder = decoder_around(config.decoder, embedding)
-        self._cache = cache_argument(self.decoder)
         self.head = nn.Linear(embedding.shape[1], config.draft_vocab, bias=False)
         self.head.to(dtype=embedding.dtype, device=embedding.device)
 
@@ -136,7 +135,7 @@ class CausalLM(LearntDrafter):
             position_ids=positions,
             attention_mask=mask,
             use_cache=cache is not None,
-            **{self._cache: cache},
+            **{cache_argument(self.decoder): cache},
         )
         hidden: Tensor = out.last_hidden_state
         return hidden

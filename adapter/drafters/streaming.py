@@ -215,15 +215,16 @@ class Streaming(LearntDrafter):
 
     def log_probs(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Of the early exit."""
-        assert self.exit is not None, "it has an early exit"
-        ended = self.decoder.norm(self.exit(states.to(self.dtype)))
-        return chosen_log_probs(self.logits(ended), self.target_to_draft[tokens])
+        return chosen_log_probs(self.logits(self._left(states)), self.target_to_draft[tokens])
 
     def exit_states(self, hidden: Tensor) -> Tensor | None:
-        if self.exit is None:
-            return None
-        states: Tensor = self.decoder.norm(self.exit(hidden.to(self.dtype).chunk(len(self.taps), dim=-1)[-1]))
-        return states
+        return None if self.exit is None else self._left(hidden.chunk(len(self.taps), dim=-1)[-1])
+
+    def _left(self, states: Tensor) -> Tensor:
+        """States [..., H] of the layer before the early exit, as its head reads them."""
+        assert self.exit is not None, "it has an early exit"
+        ended: Tensor = self.decoder.norm(self.exit(states.to(self.dtype)))
+        return ended
 
     def _inputs(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Those of the layers that streams go through, M the first, of what the taps read [B, n, F]."""

@@ -26,6 +26,7 @@ from service.engine.residents import Resident
 from service.engine.slots import Slots, rows_of
 
 NEVER = float("-inf")
+NARROWED = {"attention_mask", "position_ids", "position_embeddings"}  # of what a layer is told, what is by token
 TIE = 1e-9  # by which a node stands behind one that was found before: never before its own parent
 
 
@@ -41,6 +42,7 @@ class Pruning:
         self._sees, self._most = sees, most
         self._thread = get_ident()
         self.kept = torch.empty(0, dtype=torch.long)
+        self._known: dict[int, tuple[Any, Any]] = {}  # by identity: what layers were told, and what is left of it
 
     @contextmanager
     def in_pass(self, target: Target, slots: Slots) -> Iterator[None]:
@@ -80,20 +82,26 @@ class Pruning:
             return None
         if first:
             states = given[0] if given else named["hidden_states"]
-            self.kept = self._best(states)
+            self.kept, self._known = self._best(states), {}
             slots.narrow(self.kept)
             states = _rows(states, self.kept)
             given, named = ((states, *given[1:]), named) if given else (given, {**named, "hidden_states": states})
         return given, {name: self._told(name, value) for name, value in named.items()}
 
     def _told(self, name: str, value: Any) -> Any:
+        """Made once for all the layers that are told the same."""
+        if name not in NARROWED:
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value, self._of_kept(name, value)
+        return self._known[id(value)][1]
+
+    def _of_kept(self, name: str, value: Any) -> Any:
         if name == "attention_mask":
             return rows_of(value, self.kept)
         if name == "position_ids":
             return value.expand(len(self.kept), -1).gather(1, self.kept)
-        if name == "position_embeddings":
-            return tuple(_rows(part.expand(len(self.kept), -1, -1), self.kept) for part in value)
-        return value
+        return tuple(_rows(part.expand(len(self.kept), -1, -1), self.kept) for part in value)
 
     def _best(self, states: Tensor) -> Tensor:
         """The last token, and the nodes of the highest products of probabilities on the way to them."""

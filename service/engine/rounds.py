@@ -62,19 +62,14 @@ def first_token(target: Target, row: Row, logits: Tensor) -> Outcome:
     return accept([row], [0], nothing(target, 1), logits)[0]
 
 
-def verify(
-    target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal, branches: Branches | None = None
-) -> Tensor:
+def verify(target: Target, slots: Slots, rows: Sequence[Row], proposal: Proposal, branches: Branches | None) -> Tensor:
     """The target's logits [B, n + 1, V] after each row's last token and after each proposed token.
 
     `branches`: how those of trees hang together. Fewer logits come back where the pass is pruned on its way.
     """
     last = torch.tensor([[r.sequence[-1]] for r in rows], device=target.device)
     tokens = torch.cat([last, proposal.tokens], dim=1)
-    starts = [r.target_length for r in rows]
-    if branches is None and proposal.parents is not None:
-        branches = branches_of(starts, proposal.parents)
-    place = slots.begin(starts, tokens.shape[1], branches=branches)
+    place = slots.begin([r.target_length for r in rows], tokens.shape[1], branches=branches)
     logits: Tensor = target.model(
         input_ids=tokens, position_ids=place.positions, attention_mask=place.mask, cache=slots, use_cache=True
     ).logits

@@ -1,7 +1,7 @@
 """The slow, obvious way to decode, which the engine is held against; and what tests need to run the engine."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -99,3 +99,18 @@ def running(
 def random_prompt(target: Target, seed: int, length: int = 8) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, target.vocab_size, (length,), generator=generator).tolist()
+
+
+def check_swaps(
+    target: Target, first: Drafter, line: Sequence[Drafter | None], max_tokens: int = 80, **config: float | str
+) -> list[Client]:
+    """The drafters take over one after another in the middle of requests: no token changes, and nothing fails."""
+    prompts = [random_prompt(target, seed, 12) for seed in range(4)]
+    with running(target, first, **config) as engine:
+        clients = [ask(engine, prompt, max_tokens) for prompt in prompts]
+        for number, drafter in enumerate(line, start=2):
+            engine.swap(number, drafter).result(timeout=30)
+        outputs = [client.wait() for client in clients]
+        assert engine.lanes.faults == 0
+    assert outputs == [plain_greedy(target, prompt, max_tokens) for prompt in prompts]
+    return clients

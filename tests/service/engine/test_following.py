@@ -19,7 +19,7 @@ from service.engine.residents import Resident
 from service.engine.rounds import Plan, play, read_prompt
 from service.engine.slots import Slots
 from tests.adapter.conditioned import CONDITIONED, Server, first, shaken
-from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
+from tests.service.engine.oracle import ask, check_swaps, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.test_trees import row_of
 
 SHAPES = {"chain": Shape.chain(3), "tree": Shape(3, 9, 3)}
@@ -169,16 +169,9 @@ def test_a_row_keeps_one_vector_between_rounds(target: Target, drafter: LearntDr
 
 @pytest.mark.parametrize("nodes", [0, 9], ids=["chain", "tree"])
 def test_swaps_between_kinds_in_the_middle_of_requests_change_no_token(target: Target, nodes: int) -> None:
-    prompts = [random_prompt(target, seed, 12) for seed in range(4)]
     kinds = [first(target, kind) for kind in CONDITIONED]
     line = [*kinds, first_layers(target, layers=2), None, *reversed(kinds), first_layers(target, layers=1)]
-    with running(target, kinds[-1], draft_length=3, tree_nodes=nodes) as engine:
-        clients = [ask(engine, prompt, max_tokens=100) for prompt in prompts]
-        for number, drafter in enumerate(line, start=2):
-            engine.swap(number, drafter).result(timeout=30)
-        outputs = [client.wait() for client in clients]
-        assert engine.lanes.faults == 0
-    assert outputs == [plain_greedy(target, prompt, 100) for prompt in prompts]
+    check_swaps(target, kinds[-1], line, max_tokens=100, draft_length=3, tree_nodes=nodes)
 
 
 def test_lanes_of_different_kinds_propose_in_one_batch(target: Target) -> None:

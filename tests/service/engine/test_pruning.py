@@ -14,11 +14,20 @@ from service.engine import attention
 from service.engine.accept import Outcome
 from service.engine.pruning import Pruning, pruning_of
 from service.engine.residents import Resident
-from service.engine.rounds import branches_of, read_prompt, settle, verify
-from service.engine.slots import Slots
-from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
+from service.engine.rounds import branches_of, settle, verify
+from tests.service.engine.oracle import ask, check_swaps, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.test_riding import riding
-from tests.service.engine.test_trees import EXACT, LENGTHS, PARENTS, full, proposal_of, row_of, ways
+from tests.service.engine.test_trees import (
+    EXACT,
+    LENGTHS,
+    PARENTS,
+    branches,
+    full,
+    proposal_of,
+    row_of,
+    three_rows,
+    ways,
+)
 
 PASSES = (1, 2)
 PRUNED = {"draft_length": 3, "tree_nodes": 9, "tree_kept": 4}
@@ -41,18 +50,13 @@ class Told:
 @pytest.mark.parametrize("layer", [0, 1])
 def test_nodes_that_go_on_give_the_logits_of_their_chains_round_after_round(target: Target, layer: int) -> None:
     """Rows of different lengths; each round one of the paths that are left is accepted, and moved together."""
-    attention.install(target.model)
-    slots = Slots(target.model.get_decoder(), 3, 200)
-    rows = [row_of(target, random_prompt(target, seed, length)) for seed, length in enumerate((3, 11, 40))]
-    for slot, row in enumerate(rows):
-        read_prompt(target, slots, slot, row, 100)
-        row.sequence.append(7)
+    slots, rows = three_rows(target)
     for number in range(3):
         proposal = proposal_of(target, seed=20 + number)
-        branches = branches_of([row.target_length for row in rows], proposal.parents)
-        pruning = Pruning(proposal, Told(layer, number), branches.sees, KEPT)
+        tree = branches(rows, proposal)
+        pruning = Pruning(proposal, Told(layer, number), tree.sees, KEPT)
         with pruning.in_pass(target, slots):
-            logits = verify(target, slots, rows, proposal, branches)
+            logits = verify(target, slots, rows, proposal, tree)
         left = pruning.left()
         assert logits.shape[1] == KEPT + 1
         assert left.lengths == [KEPT] * 3
@@ -134,15 +138,8 @@ def test_it_is_pruned_and_fewer_tokens_are_accepted_at_most(target: Target) -> N
 
 
 def test_swaps_between_kinds_with_and_without_an_exit_change_no_token(target: Target) -> None:
-    prompts = [random_prompt(target, seed, 12) for seed in range(4)]
     line = [riding(target, 2), first_layers(target, layers=1), None, riding(target, 1, layers=1)]
-    with running(target, riding(target, 1), **PRUNED) as engine:
-        clients = [ask(engine, prompt, max_tokens=80) for prompt in prompts]
-        for number, drafter in enumerate(line, start=2):
-            engine.swap(number, drafter).result(timeout=30)
-        outputs = [client.wait() for client in clients]
-        assert engine.lanes.faults == 0
-    assert outputs == [plain_greedy(target, prompt, 80) for prompt in prompts]
+    check_swaps(target, riding(target, 1), line, **PRUNED)
 
 
 def test_a_seeded_text_is_the_same_pruned_and_not(target: Target) -> None:
@@ -157,13 +154,13 @@ def test_a_round_with_a_sampled_row_is_not_pruned(target: Target) -> None:
     """Its children were drawn: to drop one for what it is would bias the text."""
     drafter, row = Resident(1, riding(target, 2)), row_of(target, [3, 4])
     proposal = replace(proposal_of(target, 1), drawn=())
-    branches = branches_of([0, 0, 0], proposal.parents)
+    tree = branches([row] * 3, proposal)
     shape = Shape(4, 8, 3, kept=KEPT)
     rows = [row] * 3
-    assert pruning_of([drafter] * 3, rows, proposal, branches, shape) is not None
-    assert pruning_of([drafter] * 3, rows, proposal, branches, replace(shape, kept=0)) is None
-    assert pruning_of([drafter] * 3, rows, proposal, branches, replace(shape, kept=8)) is None
-    assert pruning_of([drafter, drafter, Resident(0)], rows, proposal, branches, shape) is None
-    assert pruning_of([Resident(2, first_layers(target))] * 3, rows, proposal, branches, shape) is None
+    assert pruning_of([drafter] * 3, rows, proposal, tree, shape) is not None
+    assert pruning_of([drafter] * 3, rows, proposal, tree, replace(shape, kept=0)) is None
+    assert pruning_of([drafter] * 3, rows, proposal, tree, replace(shape, kept=8)) is None
+    assert pruning_of([drafter, drafter, Resident(0)], rows, proposal, tree, shape) is None
+    assert pruning_of([Resident(2, first_layers(target))] * 3, rows, proposal, tree, shape) is None
     row.sampler = Sampler(Policy(1.0), [3, 4], [])
-    assert pruning_of([drafter] * 3, rows, proposal, branches, shape) is None
+    assert pruning_of([drafter] * 3, rows, proposal, tree, shape) is None

@@ -14,16 +14,15 @@ from adapter.drafters.shared import Shared
 from adapter.drafters.streaming import Streaming
 from adapter.policy import Policy
 from adapter.target import Target
-from service.engine import attention
 from service.engine.following import reading
 from service.engine.residents import Resident
-from service.engine.rounds import read_prompt, verify
+from service.engine.rounds import verify
 from service.engine.slots import Slots
 from tests.adapter.conditioned import hidden_of, shaken
-from tests.service.engine.oracle import ask, plain_greedy, random_prompt, running
+from tests.service.engine.oracle import ask, check_swaps, plain_greedy, random_prompt, running
 from tests.service.engine.small import LENGTH, PROMPT, exact, p_value, small_target
 from tests.service.engine.test_following import SHAPES, Rig
-from tests.service.engine.test_trees import LENGTHS, PARENTS, proposal_of, row_of, ways
+from tests.service.engine.test_trees import LENGTHS, PARENTS, branches, proposal_of, three_rows, ways
 
 STREAMS = 3
 NODES = {"chain": 0, "tree": 9}
@@ -53,16 +52,11 @@ def test_greedy_output_equals_plain_output(target: Target, nodes: int, chunk: in
 @torch.inference_mode()
 def verified(target: Target, drafter: Streaming | None) -> tuple[Tensor, Slots, Tensor]:
     """A pass over the trees of three rows: its logits, the target's memory, and what rode in it."""
-    attention.install(target.model)
-    slots = Slots(target.model.get_decoder(), 3, 200)
-    rows = [row_of(target, random_prompt(target, seed, length)) for seed, length in enumerate((3, 11, 40))]
-    for slot, row in enumerate(rows):
-        read_prompt(target, slots, slot, row, 100)
-        row.sequence.append(7)
+    slots, rows = three_rows(target)
     proposal = proposal_of(target, seed=10)
     resident = Resident(1, drafter)
     with reading(target, slots, [resident]) as reads:
-        logits = verify(target, slots, rows, proposal)
+        logits = verify(target, slots, rows, proposal, branches(rows, proposal))
     return logits, slots, torch.empty(0) if drafter is None else reads._taps[resident].hidden()
 
 
@@ -152,15 +146,8 @@ def test_sampled_output_follows_the_targets_distribution(
 
 
 def test_swaps_between_passes_and_kinds_in_the_middle_of_requests_change_no_token(target: Target) -> None:
-    prompts = [random_prompt(target, seed, 12) for seed in range(4)]
     line = [riding(target), riding(target, 2), riding(target), None, riding(target, 1, layers=1)]
-    with running(target, riding(target, 2), draft_length=3, tree_nodes=9) as engine:
-        clients = [ask(engine, prompt, max_tokens=80) for prompt in prompts]
-        for number, drafter in enumerate(line, start=2):
-            engine.swap(number, drafter).result(timeout=30)
-        outputs = [client.wait() for client in clients]
-        assert engine.lanes.faults == 0
-    assert outputs == [plain_greedy(target, prompt, 80) for prompt in prompts]
+    check_swaps(target, riding(target, 2), line, draft_length=3, tree_nodes=9)
 
 
 def test_under_the_governor_the_text_is_the_same(target: Target) -> None:

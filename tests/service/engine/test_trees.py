@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from adapter.drafters.protocol import Proposal, Shape
+from adapter.drafters.protocol import Branches, Proposal, Shape
 from adapter.policy import Policy
 from adapter.sampling import Sampler
 from adapter.target import Target
@@ -14,10 +14,10 @@ from service.engine import attention
 from service.engine.accept import Outcome
 from service.engine.generation import Generation, Row
 from service.engine.residents import Resident
-from service.engine.rounds import read_prompt, settle, verify
+from service.engine.rounds import branches_of, read_prompt, settle, verify
 from service.engine.slots import Slots
 from service.engine.text import TextStream
-from tests.service.engine.oracle import GREEDY, ask, first_layers, plain_greedy, random_prompt, running
+from tests.service.engine.oracle import GREEDY, ask, check_swaps, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.test_accept import told
 from tests.service.engine.test_families import family as family
 
@@ -53,18 +53,29 @@ def proposal_of(target: Target, seed: int) -> Proposal:
     return Proposal(tokens, parents=torch.tensor(PARENTS), lengths=LENGTHS)
 
 
-@torch.inference_mode()
-def check(target: Target, rounds: int = 3) -> None:
-    """Three rows of different lengths: every path of every tree, and again after each acceptance of a path."""
+def three_rows(target: Target) -> tuple[Slots, list[Row]]:
+    """Of different lengths, after their prompts and one token more."""
     attention.install(target.model)
     slots = Slots(target.model.get_decoder(), 3, 200)
     rows = [row_of(target, random_prompt(target, seed, length)) for seed, length in enumerate((3, 11, 40))]
     for slot, row in enumerate(rows):
         read_prompt(target, slots, slot, row, 100)
         row.sequence.append(7)
+    return slots, rows
+
+
+def branches(rows: Sequence[Row], proposal: Proposal) -> Branches:
+    assert proposal.parents is not None
+    return branches_of([row.target_length for row in rows], proposal.parents)
+
+
+@torch.inference_mode()
+def check(target: Target, rounds: int = 3) -> None:
+    """Every path of every row's tree, and again after each acceptance of a path."""
+    slots, rows = three_rows(target)
     for number in range(rounds):
         proposal = proposal_of(target, seed=10 + number)
-        logits = verify(target, slots, rows, proposal)
+        logits = verify(target, slots, rows, proposal, branches(rows, proposal))
         outcomes = []
         for i, row in enumerate(rows):
             tokens = proposal.tokens[i].tolist()
@@ -139,13 +150,8 @@ def test_trees_chains_and_plain_rows_share_a_batch(target: Target) -> None:
 
 
 def test_swaps_between_trees_change_no_token(target: Target) -> None:
-    prompts = [random_prompt(target, seed, 12) for seed in range(4)]
-    with running(target, first_layers(target, layers=1), **GROWN) as engine:
-        clients = [ask(engine, prompt, max_tokens=80) for prompt in prompts]
-        for number in range(2, 8):
-            engine.swap(number, first_layers(target, layers=1 + number % 3, seed=number)).result(timeout=30)
-        outputs = [client.wait() for client in clients]
-    assert outputs == [plain_greedy(target, prompt, 80) for prompt in prompts]
+    line = [first_layers(target, layers=1 + number % 3, seed=number) for number in range(2, 8)]
+    check_swaps(target, first_layers(target, layers=1), line, **GROWN)
 
 
 def test_a_seeded_request_says_the_same_with_trees_chains_and_plainly(target: Target) -> None:
