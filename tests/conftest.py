@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, create_engine, make_url, text
 
 from storage.database import migrate, open_database
 
 pytest_plugins = ["tests.target_fixture", "tests.valkey_fixture"]
+
+# No example is wrong because the machine was busy; fixtures of a function are shared by its examples on purpose.
+BORNE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("redraft", deadline=None, suppress_health_check=BORNE)
+settings.load_profile("redraft")
 
 KINDS = ("sqlite", "postgres")
 

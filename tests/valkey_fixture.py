@@ -16,12 +16,15 @@ from storage.redis_clients import admin
 from storage.valkey import Valkey, start_valkey
 from tests.lossy_proxy import LossyProxy
 
+PATIENCE = "socket_connect_timeout=30&socket_timeout=30"
+
 
 @dataclass
 class ValkeyServer:
     """A server in a short-named folder of its own (socket paths are limited), with the faults tests cause."""
 
     folder: Path
+    patient: bool = False
     server: Valkey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -29,7 +32,9 @@ class ValkeyServer:
 
     @property
     def url(self) -> str:
-        return self.server.url
+        """A patient server's clients wait longer than their profiles say: on a busy machine 200 ms are soon over, and
+        what is sent again then is there twice."""
+        return f"{self.server.url}&{PATIENCE}" if self.patient else self.server.url
 
     def client(self) -> redis.Redis:
         return admin(self.url)
@@ -61,7 +66,7 @@ class ValkeyServer:
 
 @pytest.fixture(scope="session")
 def shared_valkey() -> Iterator[ValkeyServer]:
-    server = ValkeyServer(Path(tempfile.mkdtemp(prefix="rdk")))
+    server = ValkeyServer(Path(tempfile.mkdtemp(prefix="rdk")), patient=True)
     yield server
     server.close()
 

@@ -60,7 +60,7 @@ def test_a_temperature_that_float32_cannot_tell_from_zero_gives_a_point_mass() -
     assert probabilities(PEAKED[None, :1] * 50, [Policy(1e-30)]).max() == 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompt=st.lists(st.integers(0, 11), max_size=6),
     output=st.lists(st.integers(0, 11), max_size=6),

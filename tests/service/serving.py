@@ -11,6 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from adapter.target import Target
+from tests.waiting import until
+
 
 @contextmanager
 def running(app: Callable[..., Any], **of_uvicorn: Any) -> Iterator[str]:
@@ -29,13 +32,14 @@ def running(app: Callable[..., Any], **of_uvicorn: Any) -> Iterator[str]:
         listener.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for what another thread brings about; a `TimeoutError` where it does not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"still not so after {seconds} s")
-        time.sleep(0.01)
+@contextmanager
+def slowed(target: Target, seconds: float = 0.02) -> Iterator[None]:
+    """Each forward pass takes at least so long: a long answer is not over before what is done meanwhile."""
+    hook = target.model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def call(

@@ -9,8 +9,9 @@ import pytest
 from service import live
 from storage.announcements import announce
 from storage.servers import Server
-from tests.service.live_rig import FAST, NOWHERE, SLOW, Rig, until
+from tests.service.live_rig import FAST, NOWHERE, SLOW, Rig
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -39,18 +40,18 @@ def test_the_acknowledgement_comes_after_the_swap(rig: Rig, monkeypatch: pytest.
 def test_an_announced_promotion_is_applied_at_once(rig: Rig, valkey: ValkeyServer) -> None:
     follower = rig.follower(valkey.url, SLOW)
     follower.start()
-    assert until(rig.acknowledged(1))
-    assert until(lambda: follower.connected)
+    until(rig.acknowledged(1))
+    until(lambda: follower.connected)
     generation = rig.promote(2)
     announce(valkey.client(), "chat", generation)
-    assert until(rig.acknowledged(generation))
+    until(rig.acknowledged(generation))
     assert rig.swapped[-1] == (generation, "drafter 2")
 
 
 def test_a_promotion_nobody_announced_is_found_by_polling(rig: Rig) -> None:
     rig.follower(NOWHERE, FAST).start()
-    assert until(rig.acknowledged(1))
-    assert until(rig.acknowledged(rig.promote(2)))
+    until(rig.acknowledged(1))
+    until(rig.acknowledged(rig.promote(2)))
 
 
 def test_a_rollback_takes_the_drafter_that_was_kept(rig: Rig) -> None:
@@ -87,17 +88,17 @@ def test_a_pointer_that_went_away_and_came_back_is_acknowledged_without_a_swap(r
 def test_a_server_beats_while_nothing_happens(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "BEAT_SECONDS", 0.05)
     rig.follower().start()
-    assert until(rig.acknowledged(1))
+    until(rig.acknowledged(1))
     first = rig.server().last_seen
-    assert until(lambda: rig.server().last_seen > first)
+    until(lambda: rig.server().last_seen > first)
 
 
 def test_a_server_that_stops_signs_off(rig: Rig) -> None:
-    follower = rig.follower()
+    follower = rig.follower(config=SLOW)
     follower.start()
-    assert until(rig.acknowledged(1))
+    until(rig.acknowledged(1))
     began = time.monotonic()
-    follower.close()
-    assert time.monotonic() - began < 2
+    follower.close(timeout=60)
+    assert time.monotonic() - began < 30  # before the next poll
     assert rig.servers.live("chat") == []
     assert not follower.running

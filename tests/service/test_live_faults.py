@@ -7,8 +7,9 @@ import pytest
 
 from service import live
 from storage.announcements import POINTER_CHANNEL, announce
-from tests.service.live_rig import FAST, SLOW, Rig, until
+from tests.service.live_rig import FAST, SLOW, Clock, Rig
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -21,24 +22,24 @@ def rig(sqlite_template: Path, tmp_path: Path) -> Iterator[Rig]:
 def test_after_a_restart_of_redis_announcements_count_again(rig: Rig, own_valkey: ValkeyServer) -> None:
     follower = rig.follower(own_valkey.url, SLOW)
     follower.start()
-    assert until(lambda: follower.connected)
+    until(lambda: follower.connected)
     own_valkey.kill()
-    assert until(lambda: not follower.connected)
+    until(lambda: not follower.connected)
     own_valkey.start()
-    assert until(lambda: follower.connected)
+    until(lambda: follower.connected)
     generation = rig.promote(2)
     announce(own_valkey.client(), "chat", generation)
-    assert until(rig.acknowledged(generation))
+    until(rig.acknowledged(generation))
 
 
 def test_forged_announcements_change_nothing(rig: Rig, valkey: ValkeyServer) -> None:
     follower = rig.follower(valkey.url, FAST)
     follower.start()
-    assert until(lambda: follower.connected)
+    until(lambda: follower.connected)
     announce(valkey.client(), "chat", 99)
     for forged in (b"", b"{", b'{"drafter": "chat", "generation": "many"}'):
         valkey.client().publish(POINTER_CHANNEL, forged)
-    assert until(rig.acknowledged(rig.promote(2)))
+    until(rig.acknowledged(rig.promote(2)))
     assert [generation for generation, _ in rig.swapped] == [1, 2]
 
 
@@ -70,18 +71,23 @@ def test_a_failed_version_is_tried_again_later_and_then_served(rig: Rig, monkeyp
     monkeypatch.setattr(live, "FIRST_RETRY", 0.2)
     rig.damaged.add(1)
     rig.follower().start()
-    assert until(lambda: len(rig.loaded) >= 2)
+    until(lambda: len(rig.loaded) >= 2)
     rig.damaged.clear()
-    assert until(rig.acknowledged(1))
+    until(rig.acknowledged(1))
     assert rig.server().error == ""
 
 
-def test_a_failed_version_is_not_tried_at_every_look(rig: Rig) -> None:
+def test_a_failed_version_is_not_tried_at_every_look(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(live, "time", clock)
     follower = rig.follower()
     rig.damaged.add(1)
     for _ in range(5):
         follower.follow_once()
     assert rig.loaded == [1]
+    clock.now += live.FIRST_RETRY
+    follower.follow_once()
+    assert rig.loaded == [1, 1]
 
 
 def test_a_newer_generation_does_not_wait_for_a_failed_one(rig: Rig) -> None:
@@ -99,17 +105,17 @@ def test_a_newer_generation_does_not_wait_for_a_failed_one(rig: Rig) -> None:
 def test_a_database_that_is_away_for_a_while_is_borne(rig: Rig, tmp_path: Path) -> None:
     follower = rig.follower()
     follower.start()
-    assert until(rig.acknowledged(1))
+    until(rig.acknowledged(1))
     rig.engine.dispose()
     files = sorted(tmp_path.glob("redraft.db*"))
     for file in files:
         file.rename(tmp_path / f"away-{file.name}")
-    assert until(lambda: not follower.registry_reachable)
+    until(lambda: not follower.registry_reachable)
     for file in sorted(tmp_path.glob("redraft.db*")):
         file.unlink()  # SQLite made an empty one
     rig.engine.dispose()
     for file in files:
         (tmp_path / f"away-{file.name}").rename(file)
     rig.engine.dispose()
-    assert until(lambda: follower.registry_reachable)
-    assert until(rig.acknowledged(rig.promote(2)))
+    until(lambda: follower.registry_reachable)
+    until(rig.acknowledged(rig.promote(2)))

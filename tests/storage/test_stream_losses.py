@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.stream import ADAPT, FeedbackStream
@@ -73,7 +73,7 @@ step = st.one_of(
 
 
 @given(steps=st.lists(step, max_size=25))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_every_record_is_acknowledged_waiting_or_counted_as_lost(
     stream: FeedbackStream, steps: list[tuple[str, int]]
 ) -> None:

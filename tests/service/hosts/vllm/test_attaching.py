@@ -29,9 +29,9 @@ from storage.windows import Windows
 from tests.service.engine.oracle import first_layers
 from tests.service.hosts.vllm import engine as vllm
 from tests.service.hosts.vllm.engine import Asked, said_by
-from tests.service.live_rig import until
 from tests.storage.rows import make_record, make_training
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 
 K, CONTEXT = 3, 120
 
@@ -106,13 +106,13 @@ def test_a_drafter_that_is_made_later_is_found_served_and_learnt_from(
     host = Host(target_dir)
     with attached(host):
         make(target, database, tmp_path)
-        assert until(lambda: host.core.version == 1, 10)
+        until(lambda: host.core.version == 1)
         drafter = first_layers(target, layers=1, vocabulary=200, seed=1)
         engine = vllm.Engine(rows=2, context=CONTEXT)
         asked = [engine.submit(_asked(drafter, n)) for n in range(3)]
         engine.run(host.core.begins, host.core.step)
-        assert until(lambda: len(stream(valkey.url)) == 3, 10)
-        assert until(lambda: serving(database)() == [("vllm", 1, "")], 10)
+        until(lambda: len(stream(valkey.url)) == 3)
+        until(lambda: serving(database)() == [("vllm", 1, "")])
         (server,) = Servers(database).live("vllm-test")
         assert server.capabilities is not None
         assert (server.capabilities.engine, server.capabilities.losslessness) == ("vllm 0.32.0", "lossless")
@@ -131,7 +131,7 @@ def test_a_promotion_and_a_rollback_are_followed(
 ) -> None:
     host, registry = Host(target_dir), make(target, database, tmp_path)
     with attached(host):
-        assert until(lambda: host.core.version == 1, 10)
+        until(lambda: host.core.version == 1)
         first = registry.live("vllm-test")
         other = first_layers(target, layers=1, vocabulary=200, seed=9)
         blob = Versions(WeightsStore(tmp_path / "weights"), target.files, target.embedding).save(other)
@@ -141,10 +141,10 @@ def test_a_promotion_and_a_rollback_are_followed(
         windows.close(window, "promoted")
         second = registry.add_candidate(first, blob.sha256, blob.size, window.id, make_training())
         registry.promote(second, first, "test", "better")
-        assert until(lambda: host.core.version == 2, 10)
-        assert until(lambda: serving(database)() == [("vllm", 2, "")], 10)
+        until(lambda: host.core.version == 2)
+        until(lambda: serving(database)() == [("vllm", 2, "")])
         registry.rollback("vllm-test", None, "test", "worse")
-        assert until(lambda: host.core.version == 1, 10)
+        until(lambda: host.core.version == 1)
 
 
 def test_a_kind_that_reads_hidden_states_is_not_served(
@@ -153,7 +153,7 @@ def test_a_kind_that_reads_hidden_states_is_not_served(
     make(target, database, tmp_path, kind="medusa")
     host = Host(target_dir)
     with attached(host) as attachment:
-        assert until(lambda: bool(attachment.looking.told), 10)
+        until(lambda: bool(attachment.looking.told))
         assert "cannot serve a medusa drafter" in attachment.looking.told
         assert host.core.version == 0
 
@@ -164,7 +164,7 @@ def test_records_of_a_lossy_vllm_say_so(
     make(target, database, tmp_path, name="lossy-test")
     host = Host(target_dir, rejection_sample_method="fly")
     with attached(host):
-        assert until(lambda: host.core.version == 1, 10)
+        until(lambda: host.core.version == 1)
         engine = vllm.Engine(rows=2, context=CONTEXT)
         engine.submit(_asked(first_layers(target, layers=1, vocabulary=200, seed=1), 0))
         engine.run(host.core.begins, host.core.step)
