@@ -16,8 +16,9 @@ from service.app import health_router
 from service.engine.engine import Engine, EngineConfig
 from tests.service.asking import MODEL, openai_app
 from tests.service.engine.oracle import ask, first_layers
-from tests.service.serving import running, until
+from tests.service.serving import running, slowed
 from tests.tiny import TEXT
+from tests.waiting import until
 
 CONTEXT = 256
 
@@ -68,11 +69,14 @@ def test_a_server_that_is_not_there_is_a_failed_request_and_no_crash() -> None:
     assert "Connect" in sent.error or "refused" in sent.error
 
 
-def test_a_slot_that_stays_taken_is_noticed(url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_that_stays_taken_is_noticed(
+    url: str, engine: Engine, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(soak_module, "SETTLE_SECONDS", 0.0)
-    client = ask(engine, [5, 6, 7], 200)
-    until(lambda: engine.running == 1)
-    assert stuck_slots(url) == 1
+    with slowed(target):
+        client = ask(engine, [5, 6, 7], 200)
+        until(lambda: engine.running == 1)
+        assert stuck_slots(url) == 1
     client.wait()
     until(lambda: engine.running == 0)
     assert stuck_slots(url) == 0

@@ -16,7 +16,8 @@ from service.engine.engine import Engine, EngineConfig
 from service.engine.generation import Generation
 from tests.service.asking import CHAT, MODEL, PROMPT, events, openai_app
 from tests.service.engine.oracle import plain_greedy
-from tests.service.serving import running, until
+from tests.service.serving import running, slowed
+from tests.waiting import until
 
 
 def test_a_streamed_chat_has_openais_chunks(openai_address: str) -> None:
@@ -71,7 +72,7 @@ def slow_server(target: Target, finished: list[Generation]) -> Iterator[tuple[st
     """A server of its own, which decodes plainly in one slot; stopped at the end unless the test did so."""
     engine = Engine(target, EngineConfig(draft_length=0, slots=1, context=256), finished.append)
     engine.start()
-    with running(openai_app(target, engine)) as address:
+    with slowed(target), running(openai_app(target, engine)) as address:
         yield address, engine
     engine.stop()
 
