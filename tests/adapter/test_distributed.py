@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from storage.records import FeedbackRecord
 from storage.views import Drafter, Version
 from storage.weights import WeightsStore
 from tests.adapter.feedback import served
+from tests.waiting import until
 
 CONFIG = DistilConfig(epochs=3, learning_rate=3e-3, batch_tokens=128, stopping_share=0.2, patience=3)
 TOLERANCE = 1e-5  # of a weight, which learning moves by a thousand times as much
@@ -152,10 +152,7 @@ def test_with_the_lease_the_processes_are_gone(stored: Stored, tmp_path: Path, m
     with pytest.raises(Lost):
         stored.distil(replace(CONFIG, epochs=100_000), should_stop=should_stop)
     assert len(seen) >= 3
-    deadline = time.monotonic() + 5
-    while processes(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes(tmp_path) == []
+    until(lambda: processes(tmp_path) == [])
     assert not list(tmp_path.glob("redraft-training-*"))
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from cli import children
 from cli.children import CHECKOUT, Child, redraft
 from storage.valkey import answers
+from tests.waiting import PATIENCE, until
 
 PARENT = """
 import os, sys, time
@@ -38,13 +39,6 @@ def environ(short_home: Path) -> dict[str, str]:
     return {**os.environ, "REDRAFT_HOME": str(short_home)}
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def running(pid: int) -> bool:
     """Whether the process is there and no zombie."""
     try:
@@ -67,7 +61,7 @@ def test_a_child_that_dies_is_said_to_and_started_again(environ: dict[str, str],
     until(lambda: child.tend() is None and child.pid != first)
     until(lambda: answers(short_home / "valkey.sock"))
     child.ask_to_stop()
-    assert child.stop(time.monotonic() + 10)
+    assert child.stop(time.monotonic() + PATIENCE)
     assert not answers(short_home / "valkey.sock")
 
 
@@ -114,6 +108,6 @@ def test_a_large_log_is_put_aside_at_the_next_start(
     child = Child("help", redraft("--help"), environ, tmp_path)
     child.start()
     until(lambda: child.exit_code is not None)
-    child.stop(time.monotonic() + 1)
+    child.stop(time.monotonic() + PATIENCE)
     assert (tmp_path / "help.log.1").read_text() == "what was logged before"
     assert "Usage" in (tmp_path / "help.log").read_text()

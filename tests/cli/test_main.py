@@ -12,6 +12,7 @@ from cli.settings import unknown
 from storage.registry import Registry
 from tests.cli.conftest import Run
 from tests.storage.rows import make_drafter
+from tests.waiting import PATIENCE
 
 HEAVY = ("torch", "transformers", "celery", "fastapi")
 WITHOUT_HEAVY_IMPORTS = f"""
@@ -28,7 +29,7 @@ def run_apart(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own that exits with what it should not have imported."""
     environ = {**os.environ, "PYTHONPATH": str(CHECKOUT), "REDRAFT_HOME": str(home)}
     command = [sys.executable, "-c", WITHOUT_HEAVY_IMPORTS, *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["init", "--help"]])

@@ -16,6 +16,7 @@ from storage.weights import WeightsStore
 from tests.cli.conftest import Run
 from tests.storage.rows import make_candidate, make_drafter
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import PATIENCE, until
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +41,10 @@ def servers(database: Engine) -> Servers:
 def following(servers: Servers, registry: Registry, server_id: str, url: str) -> Iterator[threading.Event]:
     """A server that acknowledges as soon as it hears the message; the event tells that it heard one."""
     announcements, heard = Announcements(url, "chat"), threading.Event()
-    assert not announcements.wait(0.1)  # subscribes
+    until(lambda: announcements.wait(0.1) or announcements.connected)  # subscribes
 
     def follow() -> None:
-        if announcements.wait(20):
+        if announcements.wait(PATIENCE):
             heard.set()
             pointer = registry.pointer("chat")
             servers.beat(server_id, "reference", "chat", pointer.generation, pointer.live.number)

@@ -30,11 +30,11 @@ from storage.servers import Servers
 from storage.stream import ADAPT, FeedbackStream
 from storage.target_changes import notice, stopped
 from storage.weights import WeightsStore
-from tests.cli.test_children import until
 from tests.service.engine.oracle import UNGOVERNED, ask, first_layers
 from tests.storage.rows import make_drafter
 from tests.tiny import tiny_target_dir
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import PATIENCE, until
 from worker.succession import Succession
 
 
@@ -76,7 +76,7 @@ def test_the_live_version_proposes_before_the_server_is_ready(
 ) -> None:
     make_version_1(target, registry, store)
     with served(target, registry, storage) as (engine, attached, _):
-        attached.wait(20)
+        attached.wait(PATIENCE)
         assert engine.lanes.version() == 1
         until(lambda: bool(Servers(registry.engine).live("chat")))
         (server,) = Servers(registry.engine).live("chat")
@@ -117,7 +117,7 @@ def test_a_drafter_that_a_route_names_gets_its_workload_its_feedback_and_its_row
     routes, servers, target_id = Routes(registry.engine), Servers(registry.engine), target.files.fingerprint
     routes.put(target_id, "sql", "for-sql", MANUAL, "test")
     with served(target, registry, storage) as (engine, attached, metrics):
-        attached.wait(20)
+        attached.wait(PATIENCE)
         assert [engine.lanes.version(lane) for lane in ("", "for-sql")] == [1, 1]
         outputs = [ask(engine, [5, 6, 7], 12, workload=workload).wait() for workload in ("default", "sql")]
         assert outputs[0] == outputs[1]
@@ -143,7 +143,7 @@ def test_a_route_to_a_drafter_of_no_use_leaves_its_workload_with_the_default_one
     make_drafter(registry, "no-weights", target.files.fingerprint)
     Routes(registry.engine).put(target.files.fingerprint, "sql", "no-weights", MANUAL, "test")
     with served(target, registry, storage) as (engine, attached, _):
-        attached.wait(20)
+        attached.wait(PATIENCE)
         client = ask(engine, [5, 6, 7], 12, workload="sql")
         assert {r.version for r in client.usage.rounds} == {1}
     assert [r.drafter for r in records(storage, "chat")] == ["chat"]
@@ -156,7 +156,7 @@ def test_where_routing_is_off_routes_are_not_followed(
     make_version_1(target, registry, store, "for-sql")
     Routes(registry.engine).put(target.files.fingerprint, "sql", "for-sql", MANUAL, "test")
     with served(target, registry, storage, routed=False) as (engine, attached, _):
-        attached.wait(20)
+        attached.wait(PATIENCE)
         assert engine.lanes.version("for-sql") == 0
         ask(engine, [5, 6, 7], 12, workload="sql").wait()
     assert [r.drafter for r in records(storage, "chat")] == ["chat"]
@@ -253,7 +253,7 @@ def test_it_does_not_start_on_a_database_that_is_not_migrated(tmp_path: Path) ->
     given = {name: value for name, value in os.environ.items() if not name.startswith("REDRAFT_")}
     environ = {**given, "PYTHONPATH": str(CHECKOUT), "REDRAFT_HOME": str(tmp_path), "REDRAFT_PORT": "0"}
     command = [sys.executable, "-m", "cli", "serve"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the database is at revision none")
     assert "run `redraft migrate`" in done.stderr

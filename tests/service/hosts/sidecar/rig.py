@@ -18,7 +18,8 @@ from service.hosts.sidecar.observing import Ended, Observer
 from service.hosts.sidecar.probe import probe
 from service.hosts.sidecar.reading import Seen
 from service.hosts.sidecar.upstream import Upstream
-from tests.service.serving import running, until
+from tests.service.serving import running
+from tests.waiting import until
 
 Asgi = Callable[[Any, Any, Any], Any]
 IDENTITY = re.compile(rb'"id":"[^"]*"|"created":\d+')  # what differs from one answer to the next

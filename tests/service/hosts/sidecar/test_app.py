@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from service.hosts.sidecar.findings import Findings, Plan
 from service.hosts.sidecar.paths import passes
 from service.hosts.sidecar.stripping import Bare
 from tests.service.hosts.sidecar.rig import Script, beside, served
-from tests.service.serving import call, until
+from tests.service.serving import call
+from tests.waiting import until
 
 PLAN = Plan(Bare(top={}, choice={"token_ids": "null", "logprobs": "null"}), 5, True, True, True)
 FOUND = Findings(DIALECTS["vllm"], "0.32.0", "m", plans={Form(COMPLETIONS, False): PLAN, Form(COMPLETIONS, True): PLAN})
@@ -114,8 +116,8 @@ def test_a_client_that_leaves_ends_its_request_at_the_engine(share: float) -> No
     with served(engine) as address, beside(address, share, FOUND) as rig:
         with _raw(rig.address, _asked({**QUESTION, "stream": True})) as connection:
             connection.recv(10)
-        until(lambda: engine.left == 1, 5)
-        until(lambda: rig.upstream.busy(address) == 0, 5)
+        until(lambda: engine.left == 1)
+        until(lambda: rig.upstream.busy(address) == 0)
     assert engine.sent < 200
 
 
@@ -124,7 +126,7 @@ def test_a_client_that_waits_for_a_whole_answer_and_leaves_ends_it_too() -> None
     with served(engine) as address, beside(address, 1.0, FOUND) as rig:
         with _raw(rig.address, _asked(QUESTION)):
             until(lambda: engine.sent > 0)
-        until(lambda: engine.left == 1, 5)
+        until(lambda: engine.left == 1)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
@@ -152,16 +154,20 @@ def test_an_engine_that_is_away_is_said_so_in_openai_s_form() -> None:
     assert "cannot be reached" in json.loads(answer)["error"]["message"]
 
 
+def stands_still(count: Callable[[], int]) -> bool:
+    before = count()
+    time.sleep(0.5)
+    return count() == before
+
+
 def test_a_client_that_does_not_read_holds_the_engine_up() -> None:
     engine = Script(headers=STREAM, pieces=[b"x" * 65_536] * 2_000)
     with served(engine) as address, beside(address, share=0.0) as rig:
         with _raw(rig.address, _asked({**QUESTION, "stream": True})) as connection:
             connection.recv(10)
-            time.sleep(0.5)
-            held = engine.sent
-            time.sleep(0.5)
-            assert engine.sent == held < 1_000
-        until(lambda: rig.upstream.busy(address) == 0, 5)
+            until(lambda: stands_still(lambda: engine.sent))
+            assert engine.sent < 1_000
+        until(lambda: rig.upstream.busy(address) == 0)
 
 
 def test_a_body_that_is_not_known_beforehand_passes_in_pieces() -> None:

@@ -34,8 +34,9 @@ from storage.servers import Servers
 from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from tests.service.hosts.sidecar.rig import recorded_vllm, served
-from tests.service.serving import call, until
+from tests.service.serving import call
 from tests.storage.rows import make_candidate, make_record
+from tests.waiting import until
 
 ASKED = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
 
@@ -137,7 +138,7 @@ def test_requests_pass_while_only_redis_is_away(vllm: str, engine: Engine, draft
         began = time.monotonic()
         for _ in range(3):
             assert call(address, "POST", "/v1/completions", ASKED)[0] == 200
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         until(lambda: observer.counts.get("recorded") == 3)
         assert attachment.writer is not None
         assert attachment.writer.written == 0

@@ -15,8 +15,8 @@ from service.hosts.sidecar.history import row_of, row_of_totals
 from service.hosts.sidecar.reading import Totals
 from service.hosts.sidecar.scraper import Scraper
 from storage.history import add, by_version
-from tests.service.serving import until
 from tests.storage.rows import make_record
+from tests.waiting import until
 
 
 def _page(prefix: str, drafts: int, proposed: int, accepted: int, positions: list[int], started: float = 1.0) -> str:
