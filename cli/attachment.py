@@ -25,8 +25,9 @@ from service.hosts.capabilities import host_of
 from service.lineage import choose
 from service.live import BEAT_SECONDS, LiveConfig, LiveFollower, sign_off
 from service.metrics import Metrics
+from service.origin import Origin
 from service.placing import Offer
-from service.recording import SOURCE, Origin, record_of
+from service.recording import SOURCE, record_of
 from storage.announcements import Announcements
 from storage.capabilities import Capabilities
 from storage.config import StorageConfig

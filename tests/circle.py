@@ -1,7 +1,6 @@
 """The parts of a whole redraft in one process, as the circle's tests need them: no HTTP, no Celery, all else real."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,8 @@ from service.engine.engine import Engine, EngineConfig
 from service.engine.floor import FloorConfig
 from service.feedback import FeedbackWriter
 from service.live import LiveConfig, LiveFollower
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.config import StorageConfig
 from storage.decisions import Decision
 from storage.jobs import Jobs
@@ -32,6 +32,7 @@ from storage.stream import FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
 from tests.service.engine.oracle import UNGOVERNED, Client, ask, plain_greedy, random_prompt
+from tests.waiting import until
 from worker.config import TriggerConfig
 from worker.housekeeping import Housekeeper
 from worker.pipeline import AdaptConfig, Stores, adapt_once
@@ -68,7 +69,7 @@ class Circle:
         clients = [ask(self.engine, prompt, max_tokens, workload="demo", **options) for prompt in prompts]
         for client in clients:
             client.wait(timeout=300)
-        self.until(lambda: self.writer.written == written + len(prompts))
+        until(lambda: self.writer.written == written + len(prompts))
         return clients
 
     def stores(self, job_id: int) -> Stores:
@@ -82,7 +83,7 @@ class Circle:
 
     def check_learned(self, before: Sequence[Client]) -> None:
         """Version 2 goes live: the same prompts get the same texts, the target's own, and more of them is accepted."""
-        self.until(lambda: self.engine.lanes.version() == 2)
+        until(lambda: self.engine.lanes.version() == 2)
         after = self.send([list(client.generation.prompt_ids) for client in before])
         assert [c.tokens for c in after] == [c.tokens for c in before]
         for client in after[:8]:
@@ -93,14 +94,8 @@ class Circle:
     def check_taken_back(self) -> None:
         """An operator goes back to version 1, and nothing has failed so far."""
         self.registry.rollback("demo", None, "operator", "just to see")
-        self.until(lambda: self.engine.lanes.version() == 1)
+        until(lambda: self.engine.lanes.version() == 1)
         assert self.engine.lanes.faults == 0
-
-    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "it did not happen in time"
-            time.sleep(0.02)
 
 
 def tiny_prompts(target: Target, requests: int) -> list[list[int]]:
@@ -162,7 +157,7 @@ def running_circle(
     engine.start()
     follower.start()
     try:
-        circle.until(lambda: engine.lanes.version() == 1)
+        until(lambda: engine.lanes.version() == 1)
         yield circle
     finally:
         follower.close()

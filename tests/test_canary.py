@@ -19,6 +19,7 @@ from tests.circle import CONFIG, Circle, running_circle, tiny_first, tiny_prompt
 from tests.service.engine.oracle import Client, first_layers, plain_greedy
 from tests.test_watch import add, shuffled
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 from worker.watching import Watcher
 
 SHARE = 0.3
@@ -45,7 +46,7 @@ def test_a_good_canary_serves_its_share_and_is_promoted(circle: Circle, target: 
     before = circle.send(tiny_prompts(target, 16))
     good, live = add(circle, first_layers(target, layers=2), "good"), circle.registry.live("demo")
     Canaries(circle.database).send_out(good, live, SHARE, "worker", "the gate let it through")
-    circle.until(lambda: len(circle.engine._residents.all()) == 2)
+    until(lambda: len(circle.engine._residents.all()) == 2)
     clients = circle.send(tiny_prompts(target, 96))
     assert drafted(clients) == {True: {2}, False: {1}}
     assert [c.tokens for c in clients[:16]] == [c.tokens for c in before]
@@ -59,7 +60,7 @@ def test_a_good_canary_serves_its_share_and_is_promoted(circle: Circle, target: 
             break
         circle.send(tiny_prompts(target, 96))
     assert (verdict.state, verdict.promote) == ("safe", True), verdict.reason
-    circle.until(lambda: circle.engine.lanes.version() == 2)
+    until(lambda: circle.engine.lanes.version() == 2)
     pointer = circle.registry.pointer("demo")
     assert (pointer.live.number, pointer.canary, pointer.holdback) == (2, None, 0.2)
     assert [event.kind for event in circle.registry.events("demo")] == ["promote", "canary", "init"]
@@ -71,7 +72,7 @@ def test_a_broken_canary_is_taken_back_and_the_others_never_saw_it(circle: Circl
     circle.send(tiny_prompts(target, 24))
     broken, live = add(circle, shuffled(target), "broken"), circle.registry.live("demo")
     Canaries(circle.database).send_out(broken, live, SHARE, "worker", "the gate let it through")
-    circle.until(lambda: len(circle.engine._residents.all()) == 2)
+    until(lambda: len(circle.engine._residents.all()) == 2)
     prompts = tiny_prompts(target, 48)
     clients = [client for prompt in prompts for client in circle.send([prompt])]  # one after the other
     rounds = [r for client in clients for r in client.usage.rounds if r.version == 2]
@@ -79,7 +80,7 @@ def test_a_broken_canary_is_taken_back_and_the_others_never_saw_it(circle: Circl
     assert 2 not in drafted(clients)[False]
     assert clients[0].tokens == plain_greedy(target, prompts[0], 24)
 
-    circle.until(lambda: circle.registry.pointer("demo").canary is None)
+    until(lambda: circle.registry.pointer("demo").canary is None)
     summary = circle.registry.versions("demo")[1]
     assert summary.state == "quarantined"
     assert "below the floor right after the swap: acceptance length 1.0" in summary.reason
@@ -105,7 +106,7 @@ def test_an_update_sends_its_candidate_out_and_the_next_one_waits(
         assert (pointer.live.number, pointer.canary.number if pointer.canary else 0) == (1, 2)
         Jobs(engine).finish(stores.lease, "done")
 
-        circle.until(lambda: len(circle.engine._residents.all()) == 2)
+        until(lambda: len(circle.engine._residents.all()) == 2)
         assert drafted(circle.send(tiny_prompts(target, 48))) == {True: {2}, False: {1}}
         assert circle.housekeeper.sweep() == []
         circle.registry.rollback("demo", None, "cli:me", "enough")

@@ -19,6 +19,7 @@ from storage.servers import Servers
 from tests.circle import Circle, running_circle, tiny_first, tiny_prompts
 from tests.service.engine.oracle import ask, plain_greedy, random_prompt
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 from worker import pipeline
 
 
@@ -45,8 +46,8 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
     Jobs(engine).finish(stores.lease, "done")
 
     # 4. The pointer has moved in SQL; the server follows, swaps between rounds and acknowledges.
-    circle.until(lambda: circle.engine.lanes.version() == 2)
-    circle.until(lambda: [s.generation for s in Servers(engine).live("demo")] == [2])
+    until(lambda: circle.engine.lanes.version() == 2)
+    until(lambda: [s.generation for s in Servers(engine).live("demo")] == [2])
 
     # 5. The same prompts again: the text is the target's as before, and more of it was proposed.
     second = circle.send(tiny_prompts(circle.target, 48))
@@ -62,7 +63,7 @@ def test_a_drafter_learns_from_its_traffic_goes_live_and_is_taken_back(circle: C
 
     # 7. An operator takes version 2 back; its past is kept.
     circle.registry.rollback("demo", None, "operator", "just to see")
-    circle.until(lambda: circle.engine.lanes.version() == 1)
+    until(lambda: circle.engine.lanes.version() == 1)
     assert [s.state for s in circle.registry.versions("demo")] == ["live", "rolled_back"]
     assert [e.kind for e in circle.registry.events("demo")] == ["rollback", "promote", "init"]
 
@@ -129,13 +130,13 @@ def test_redis_killed_while_serving_costs_no_request_and_no_promotion(
         own_valkey.kill()
         assert [c.wait() for c in clients] == [plain_greedy(target, prompt, 200) for prompt in prompts]
         own_valkey.start()
-        circle.until(lambda: circle.writer.written == 8)
+        until(lambda: circle.writer.written == 8)
         circle.send(tiny_prompts(target, 40))
         (job,) = circle.housekeeper.sweep()
         decision = circle.adapt(circle.stores(job))
         assert decision is not None
         assert decision.promote, decision.reason
-        circle.until(lambda: circle.engine.lanes.version() == 2)
+        until(lambda: circle.engine.lanes.version() == 2)
 
 
 def _die(*_: object, **__: object) -> None:

@@ -32,9 +32,9 @@ from storage.stream import ADAPT, FeedbackStream
 from storage.weights import WeightsStore
 from storage.windows import Windows
 from tests.circle import CONFIG, make_drafter, tiny_first
-from tests.cli.test_children import until
 from tests.service.engine.oracle import UNGOVERNED, ask, random_prompt
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import PATIENCE, until
 from worker.collect import collect
 from worker.config import TriggerConfig
 from worker.pipeline import Stores, adapt_once
@@ -91,7 +91,7 @@ def site(target: Target, engine: Database, valkey: ValkeyServer, tmp_path: Path)
     decoding.start()
     try:
         attached.start(decoding)
-        attached.wait(20)
+        attached.wait(PATIENCE)
         yield Site(target, engine, storage, versions, decoding)
     finally:
         decoding.stop()

@@ -25,6 +25,7 @@ from storage.database import migrate, open_database
 from tests.circle import Circle, running_circle
 from tests.service.engine.oracle import Client
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 from worker.config import TriggerConfig
 from worker.pipeline import AdaptConfig
 
@@ -79,7 +80,7 @@ def test_a_real_drafter_learns_from_real_prompts_and_no_token_changes(circle: Ci
     decision = circle.adapt(circle.stores(job))
     assert decision is not None
     assert decision.promote, decision.reason
-    circle.until(lambda: circle.engine.lanes.version() == 2)
+    until(lambda: circle.engine.lanes.version() == 2)
     after = circle.send(unseen, TOKENS, train=False)
     assert [c.tokens for c in before] == [c.tokens for c in plain] == [c.tokens for c in after]
     assert length(before) < 1.15

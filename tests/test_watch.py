@@ -20,6 +20,7 @@ from tests.circle import CONFIG, Circle, running_circle, tiny_prompts
 from tests.service.engine.oracle import first_layers, plain_greedy, random_prompt
 from tests.storage.rows import make_record, make_training
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import until
 from worker.watching import Watcher
 
 
@@ -67,7 +68,7 @@ def test_a_broken_version_promoted_by_hand_is_taken_back_within_20_rounds(
     before = circle.send(prompts)
     broken = add(circle, shuffled(target), "broken")
     circle.registry.promote(broken, circle.registry.live("demo"), "cli:me", "what could go wrong", holdback)
-    circle.until(lambda: circle.engine.lanes.version() == 2)
+    until(lambda: circle.engine.lanes.version() == 2)
 
     after = [client for prompt in prompts for client in circle.send([prompt])]  # one after the other
     rounds = [r for client in after for r in client.usage.rounds if r.version == 2]
@@ -75,8 +76,8 @@ def test_a_broken_version_promoted_by_hand_is_taken_back_within_20_rounds(
     assert [c.tokens for c in after] == [c.tokens for c in before]
     assert after[0].tokens == plain_greedy(target, prompts[0], 24)
 
-    circle.until(lambda: circle.registry.live("demo").number == 1)
-    circle.until(lambda: circle.engine.lanes.version() == 1)
+    until(lambda: circle.registry.live("demo").number == 1)
+    until(lambda: circle.engine.lanes.version() == 1)
     summary = circle.registry.versions("demo")[1]
     assert summary.state == "quarantined"
     assert "below the floor right after the swap: acceptance length 1.0" in summary.reason
@@ -96,7 +97,7 @@ def test_a_worse_version_is_found_by_comparison_without_the_floor(
         circle.send(tiny_prompts(target, 16))
         version = add(circle, shaken(target), "worse")
         circle.registry.promote(version, circle.registry.live("demo"), "cli:me", "it looked better", 0.3)
-        circle.until(lambda: circle.engine.lanes.version() == 2)
+        until(lambda: circle.engine.lanes.version() == 2)
         watcher = Watcher(circle.database, WatchConfig(watch_margin=0.02))
         for _ in range(12):
             clients = circle.send([random_prompt(target, n, 6) for n in range(64)], max_tokens=24)
@@ -107,7 +108,7 @@ def test_a_worse_version_is_found_by_comparison_without_the_floor(
         (watch,) = Watches(circle.database).recent("demo", 1)
         assert watch.state == "worse", watch.reason
         assert watch.reason.startswith("worse than the predecessor: acce"), watch.reason
-        circle.until(lambda: circle.engine.lanes.version() == 1)
+        until(lambda: circle.engine.lanes.version() == 1)
         assert circle.registry.versions("demo")[1].state == "quarantined"
 
 
@@ -115,12 +116,12 @@ def test_a_version_that_is_as_good_keeps_its_place_and_then_serves_all(circle: C
     circle.send(tiny_prompts(target, 16))
     same = add(circle, first_layers(target, layers=2), "same")
     circle.registry.promote(same, circle.registry.live("demo"), "cli:me", "as good", 0.3)
-    circle.until(lambda: circle.engine.lanes.version() == 2)
+    until(lambda: circle.engine.lanes.version() == 2)
     versions = {r.version for client in circle.send(tiny_prompts(target, 32)) for r in client.usage.rounds}
     assert versions == {1, 2}
     found = Watches(circle.database).open("demo")
     assert found is not None
     Watches(circle.database).close(found, "safe", "no fall")
-    circle.until(lambda: len(circle.engine._residents.all()) == 1)
+    until(lambda: len(circle.engine._residents.all()) == 1)
     versions = {r.version for client in circle.send(tiny_prompts(target, 32)) for r in client.usage.rounds}
     assert versions == {2}

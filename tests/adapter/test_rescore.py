@@ -16,7 +16,8 @@ from adapter.replay import matches, overlaps
 from adapter.rescore import Pace, RescoreConfig, Rescored, rescore, wanted
 from adapter.taps import FINAL, Taps
 from adapter.target import Target
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.config import SettingError, read
 from storage.records import FeedbackRecord, TeacherRows
 from storage.validation import validate

@@ -10,7 +10,8 @@ from benchmarks.arms import EngineArm, Play
 from benchmarks.traffic import Drafting, play, probability
 from benchmarks.workload import Workload
 from service.engine.engine import EngineConfig
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.records import FeedbackRecord
 from storage.validation import validate
 

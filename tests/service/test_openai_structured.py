@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field
 
 from adapter.target import Target
 from service.engine.generation import Generation
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from tests.service.asking import CHAT, MODEL, PROMPT, completion
 from tests.service.serving import call
 

@@ -5,7 +5,8 @@ import pytest
 
 from adapter.policy import Policy
 from adapter.target import Target
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.records import RecordRefused, decode, encode
 from storage.validation import validate
 from tests.service.engine.oracle import Client, ask, first_layers, random_prompt, running

@@ -30,6 +30,7 @@ from storage.windows import Windows
 from tests.adapter.feedback import served
 from tests.circle import tiny_first
 from tests.valkey_fixture import ValkeyServer
+from tests.waiting import PATIENCE, until
 from tests.worker.environment import trainer_environ
 from worker.learner import Learner
 
@@ -140,17 +141,16 @@ def test_two_celery_workers_on_one_broker_do_each_update_once(place: Place, tmp_
     workers = [_worker(place, tmp_path / f"worker{n}.log", f"w{n}") for n in range(2)]
     try:
         _ring(place, times=3)
-        deadline = time.monotonic() + 60
-        while any(job.state in ("queued", "running") for job in Jobs(place.database).recent()):
-            assert time.monotonic() < deadline, _logs(tmp_path)
-            assert all(worker.poll() is None for worker in workers), _logs(tmp_path)
-            time.sleep(0.2)
+        until(
+            lambda: not all(worker.poll() is None for worker in workers) or _over(place), lambda: _logs(tmp_path), 300
+        )
+        assert all(worker.poll() is None for worker in workers), _logs(tmp_path)
         time.sleep(1.0)  # for the doorbells that are left
     finally:
         for worker in workers:
             worker.terminate()
         for worker in workers:
-            worker.wait(20)
+            worker.wait(PATIENCE)
     place.settled()
     holders = Counter(job.holder for job in Jobs(place.database).recent())
     assert sum(holders.values()) == len(DRAFTERS)
@@ -175,10 +175,14 @@ def _worker(place: Place, log: Path, name: str) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, env=_environment(place), stdout=output, stderr=subprocess.STDOUT)
 
 
+def _over(place: Place) -> bool:
+    return not any(job.state in ("queued", "running") for job in Jobs(place.database).recent())
+
+
 def _ring(place: Place, times: int) -> None:
     """From a process of its own, as the sweep's are: the tasks' application reads its environment on import."""
     code = f"from worker.tasks import adapt\nfor id in {[job.id for job in place.jobs] * times}: adapt.delay(id)"
-    subprocess.run([sys.executable, "-c", code], env=_environment(place), check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=_environment(place), check=True, timeout=PATIENCE)
 
 
 def _environment(place: Place) -> dict[str, str]:

@@ -13,7 +13,7 @@ from service.feedback import FeedbackConfig, FeedbackWriter
 from service.hosts import lossy
 from service.hosts.inside import InsideConfig, Looking, server_id
 from service.lineage import choose
-from service.recording import Origin
+from service.origin import Origin
 from storage.config import StorageConfig, read
 from storage.database import open_database
 from storage.records import FeedbackRecord

@@ -20,7 +20,8 @@ import structlog
 from service.engine.generation import clipped
 from service.hosts.inside import sender
 from service.hosts.sglang_plugin.loader import loaded
-from service.recording import Origin, resident_mb, teacher_rows
+from service.origin import Origin, resident_mb
+from service.recording import teacher_rows
 from storage.records import SCHEMA_VERSION, FeedbackRecord, Round, int32
 
 SOURCE = "sglang"

@@ -9,7 +9,7 @@ import pytest
 from service.hosts.sglang_plugin import loader
 from service.hosts.sglang_plugin.observer import HELD, Observer, committed
 from service.hosts.sglang_plugin.pointer import Wanted
-from service.recording import Origin
+from service.origin import Origin
 from storage.records import FeedbackRecord, Round
 from storage.validation import validate
 
