@@ -39,6 +39,7 @@ class Gathered:
     version: Version  # that `parent` is
     parent: LearntDrafter
     lesson: Lesson
+    teacher: str = LOGGED  # or RESCORED or ENGINE: where the target's rows came from
 
 
 class TargetNeeded(RuntimeError):
@@ -101,7 +102,7 @@ def taught(
     read = rescorer.read([*lesson.window, *lesson.replay], taps, config.positions, config.max_context, should_stop)
     window, again = read.records[: len(lesson.window)], read.records[len(lesson.window) :]
     lesson = replace(lesson, window=window, replay=again, hidden=read.hidden, inputs=names)
-    return replace(inputs, names=names, lesson=lesson)
+    return replace(inputs, names=names, lesson=lesson, teacher=RESCORED)
 
 
 def check_text(inputs: Gathered, config: DistilConfig) -> None:
@@ -151,7 +152,7 @@ def _told(report: TrainingReport, inputs: Gathered, launch: Launch | None) -> Tr
     """The report with what distillation itself does not know."""
     by = launch.config if launch else DistributedConfig()
     here = machine(by.trainer_processes, by.trainer_sharded)
-    return replace(report, machine=asdict(here), teacher=RESCORED if inputs.names.rescored else LOGGED)
+    return replace(report, machine=asdict(here), teacher=inputs.teacher)
 
 
 def digest_of(settings: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from adapter.replay import evaluate
 from adapter.versions import Versions
 from adapter.watch import WatchConfig
 from storage.canary import Canaries
-from storage.decisions import ENGINE, LOGGED, Decision
+from storage.decisions import ENGINE, Decision
 from storage.history import round_costs
 from storage.jobs import Lease
 from storage.records import FeedbackRecord
@@ -97,6 +97,8 @@ def _train(
     parent = stores.registry.live(drafter.name)
     names = chosen(parent, window, stores.windows, stores.registry, config.distil)
     inputs = gathered(names, drafter, parent, stores.windows, stores.weights)
+    if stores.engine is not None:
+        inputs = replace(inputs, teacher=ENGINE)  # its rows are in the window
     inputs = taught(inputs, config.distil, stores.rescorer, still_held)
     try:
         check_text(inputs, config.distil)
@@ -107,8 +109,6 @@ def _train(
         stores.windows.close(window, "failed", stores.lease)
         return None
     blob, report = stores.weights.save(made.student), made.report
-    if stores.engine is not None and report.teacher == LOGGED:
-        report = replace(report, teacher=ENGINE)
     if config.distil.carry_moments:
         kept = stores.windows.blobs.put(moments.to_bytes(made.moments))
         report = replace(report, moments_sha256=kept.sha256)

@@ -7,13 +7,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from adapter.rescore import rescore
 from adapter.target import Target, TargetConfig, load
 from adapter.versions import Versions
+from storage.database import reading
 from storage.records import FeedbackRecord
 from storage.registry import Registry
+from storage.tables import TrainingRow
 from storage.weights import WeightsStore
 from storage.windows import Windows
 from tests.adapter.feedback import served
@@ -209,6 +211,31 @@ def test_the_load_of_an_engine_is_read_from_its_own_metrics() -> None:
     assert load_of("up 1\n") == (0, 0)
 
 
+def taught_by(serving: ScoringEngine, records: list[FeedbackRecord]) -> dict[str, str]:
+    return {
+        "REDRAFT_WINDOW_RECORDS": str(len(records)),
+        "REDRAFT_EPOCHS": "1",
+        "REDRAFT_TEACHER": "engine",
+        "REDRAFT_TEACHER_URL": serving.url,
+        "REDRAFT_RESCORE_TOP_K": "12",
+        "REDRAFT_TEACHER_TOKENS": "1000000",
+    }
+
+
+def test_a_run_that_failed_says_that_the_engine_taught_it(
+    engine_of_target: ScoringEngine, target: Target, target_dir: Path, records: list[FeedbackRecord], engine: Engine,
+    database_url: str, valkey: ValkeyServer, tmp_path: Path,
+) -> None:  # fmt: skip
+    versions = Versions(WeightsStore(tmp_path / "weights"), target.files, target.embedding)
+    job_id = due_update(target, engine, versions, valkey, records)
+    environ = trainer_environ(tmp_path, database_url, valkey, target_dir)
+    too_fast = {"REDRAFT_LEARNING_RATE": "1e30", "REDRAFT_WARM_UP": "0", "REDRAFT_BATCH_TOKENS": "32"}
+    Learner({**environ, **taught_by(engine_of_target, records), **too_fast}).run(job_id)
+    with reading(engine) as session:
+        (run,) = session.execute(select(TrainingRow.outcome, TrainingRow.teacher)).tuples()
+    assert run == ("failed", "engine")
+
+
 def test_a_trainer_keeps_the_engines_rows_in_the_window_so_that_the_version_can_be_made_again(
     engine_of_target: ScoringEngine, target: Target, target_dir: Path, records: list[FeedbackRecord], engine: Engine,
     database_url: str, valkey: ValkeyServer, tmp_path: Path,
@@ -217,15 +244,8 @@ def test_a_trainer_keeps_the_engines_rows_in_the_window_so_that_the_version_can_
     blobs = WeightsStore(tmp_path / "weights")
     versions = Versions(blobs, target.files, target.embedding)
     job_id = due_update(target, engine, versions, valkey, records)
-    Learner({
-        **trainer_environ(tmp_path, database_url, valkey, target_dir),
-        "REDRAFT_WINDOW_RECORDS": str(len(records)),
-        "REDRAFT_EPOCHS": "1",
-        "REDRAFT_TEACHER": "engine",
-        "REDRAFT_TEACHER_URL": engine_of_target.url,
-        "REDRAFT_RESCORE_TOP_K": "12",
-        "REDRAFT_TEACHER_TOKENS": "1000000",
-    }).run(job_id)  # fmt: skip
+    environ = trainer_environ(tmp_path, database_url, valkey, target_dir)
+    Learner({**environ, **taught_by(engine_of_target, records)}).run(job_id)
     registry, windows = Registry(engine), Windows(engine, blobs)
     version = registry.version("demo", 2)
     run = registry.training(version)
