@@ -63,13 +63,18 @@ def notice(engine: Engine, drafter: str, seen: str, witness: Witness, seen_by: s
 
 
 def settle(engine: Engine, drafter: str, by: str, witnesses: tuple[Witness, ...] = ("server", "records")) -> bool:
-    """The drafter's own target was seen again by `by`: forget what these witnesses said; whether there was any."""
+    """The drafter's own target was seen again by `by`: forget what these witnesses said; whether there was any.
+
+    What another witness said stands, and the drafter stays stopped: so says the audit too.
+    """
     with transaction(engine) as session:
-        row = lookup.drafter_row(session, drafter)
-        here = TargetChangeRow.drafter_id == row.id, TargetChangeRow.witness.in_(witnesses)
-        gone = session.scalars(delete(TargetChangeRow).where(*here).returning(TargetChangeRow.witness)).all()
+        row = lookup.drafter_row(session, drafter, lock=True)
+        here = TargetChangeRow.drafter_id == row.id
+        told = delete(TargetChangeRow).where(here, TargetChangeRow.witness.in_(witnesses))
+        gone = session.scalars(told.returning(TargetChangeRow.witness)).all()
         if gone:
-            before, after = {"stopped": True}, {"stopped": False}
+            left = session.scalars(select(TargetChangeRow.witness).where(here)).all()
+            before, after = {"stopped": True}, {"stopped": bool(left)}
             audit.append(session, by, "drafter.target_back", f"drafter/{drafter}", before, after, "")
         return bool(gone)
 

@@ -1,10 +1,12 @@
 """Targets that change under a drafter: the drafter is stopped until its target is back, and another goes on from it."""
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from storage.audit import verify
+from storage.database import reading
 from storage.registry import Registry, UnknownDrafter, WrongDrafter
+from storage.tables import AuditRow
 from storage.target_changes import notice, settle, stopped
 from tests.storage.rows import make_drafter
 
@@ -60,10 +62,26 @@ def test_when_the_target_is_back_adaptation_goes_on(engine: Engine, registry: Re
 def test_what_the_trainer_saw_only_a_trainer_takes_back(engine: Engine, registry: Registry) -> None:
     make_drafter(registry, "chat", "target-1")
     notice(engine, "chat", "target-2", "trainer", "the trainer")
+    notice(engine, "chat", "target-2", "server", "server host:1")
     settle(engine, "chat", "server host:1")
     assert stopped(engine).keys() == {"chat"}
     settle(engine, "chat", "the trainer", ("trainer",))
     assert stopped(engine) == {}
+
+
+def test_the_audit_says_that_a_drafter_stays_stopped_while_another_witness_stands(
+    engine: Engine, registry: Registry
+) -> None:
+    make_drafter(registry, "chat", "target-1")
+    notice(engine, "chat", "target-2", "trainer", "the trainer")
+    notice(engine, "chat", "target-2", "server", "server host:1")
+    settle(engine, "chat", "server host:1")
+    settle(engine, "chat", "the trainer", ("trainer",))
+    with reading(engine) as session:
+        back = select(AuditRow.actor, AuditRow.after).where(AuditRow.action == "drafter.target_back")
+        assert session.execute(back.order_by(AuditRow.id)).tuples().all() == [
+            ("server host:1", {"stopped": True}), ("the trainer", {"stopped": False}),
+        ]  # fmt: skip
 
 
 def test_a_retired_drafter_is_not_among_the_stopped(engine: Engine, registry: Registry) -> None:
