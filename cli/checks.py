@@ -7,12 +7,12 @@ import uuid
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
-from urllib.request import urlopen
 
 from redis import Redis
 from sqlalchemy import Engine
 
 from cli.doctor import Look
+from cli.nearby import ask_nearby
 from cli.output import CommandError, age
 from cli.settings import CommandConfig, settings, settings_classes, unknown
 from storage.config import StorageConfig, read
@@ -241,7 +241,7 @@ def dropped() -> str:
 
     config = settings(ServeConfig)
     try:
-        with urlopen(f"http://{config.host}:{config.port}/metrics", timeout=2) as reply:
+        with ask_nearby(f"http://{config.host}:{config.port}/metrics", timeout=2) as reply:
             figures = DROPPED.findall(reply.read().decode())
     except OSError:
         return ""

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
-from urllib.request import urlopen
+
+from cli.nearby import ask_nearby
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SUPERVISED = "SUPERVISED_BY_REDRAFT"  # set for children, which follow their parent's end
@@ -39,7 +40,7 @@ def child_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def answers(url: str) -> bool:
     """Whether GET `url` succeeds."""
     try:
-        with urlopen(url, timeout=2) as response:
+        with ask_nearby(url, timeout=2) as response:
             return bool(response.status == HTTPStatus.OK)
     except OSError:
         return False

@@ -5,11 +5,11 @@ import os
 import signal
 import time
 from typing import Annotated, Any
-from urllib.request import urlopen
 
 import typer
 
 from cli import logs
+from cli.nearby import ask_nearby
 from cli.output import CommandError, say
 from cli.settings import settings
 from storage.config import StorageConfig
@@ -59,5 +59,5 @@ def _say_ready(url: str, folder: str) -> None:
 
 def _model(url: str) -> str:
     """The name under which the target is served."""
-    with urlopen(f"{url}/v1/models", timeout=10) as reply:
+    with ask_nearby(f"{url}/v1/models", timeout=10) as reply:
         return str(json.load(reply)["data"][0]["id"])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from openai import OpenAI, OpenAIError
+from openai import DefaultHttpxClient, OpenAI, OpenAIError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Clients:
     """Sends prompts to one server, `concurrency` at a time."""
 
     def __init__(self, url: str, max_tokens: int, concurrency: int) -> None:
-        self._openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
+        self._openai = OpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300,
+            http_client=DefaultHttpxClient(trust_env=False),  # the server is on this machine
+        )  # fmt: skip
         self._model = self._openai.models.list().data[0].id
         self._max_tokens, self._concurrency = max_tokens, concurrency
 

@@ -75,7 +75,7 @@ class Process:
     def check_speculation(self) -> None:
         """Answer one short prompt, which also warms it up, and see that it drafts. Raises `ServerFailed`."""
         try:
-            with httpx2.Client(base_url=self.url, timeout=ASK_SECONDS) as client:
+            with httpx2.Client(base_url=self.url, timeout=ASK_SECONDS, trust_env=False) as client:
                 said = client.post("/completion", json=WARM_UP).raise_for_status().json()
                 drafts = bool(said.get("timings", {}).get("draft_n")) or _can_draft(client)
         except (httpx2.HTTPError, ValueError) as error:
@@ -106,7 +106,7 @@ class Process:
 
     def _healthy(self) -> bool:
         try:
-            return httpx2.get(f"{self.url}/health", timeout=2.0).status_code == httpx2.codes.OK
+            return httpx2.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == httpx2.codes.OK
         except httpx2.HTTPError:
             return False
 

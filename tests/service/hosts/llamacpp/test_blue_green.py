@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +16,11 @@ from service.hosts.llamacpp import BlueGreen, LlamaCppConfig
 from service.hosts.llamacpp.process import Process, end_leftovers
 from service.hosts.swapping import SwapFailed
 from storage.registry import Version
+from tests.waiting import PATIENCE, until
 
 FAKE = Path(__file__).with_name("fake_server.py")
 COMMAND = f"{sys.executable} {FAKE} {{port}} {{drafter}}"
-CONFIG = LlamaCppConfig(llamacpp_command=COMMAND, llamacpp_start_seconds=20, llamacpp_drain_seconds=20)
+CONFIG = LlamaCppConfig(llamacpp_command=COMMAND, llamacpp_start_seconds=PATIENCE, llamacpp_drain_seconds=PATIENCE)
 
 
 def version(number: int) -> Version:
@@ -47,7 +47,7 @@ class Proxy:
         url = self.url
         self._count(url, 1)
         try:
-            answer = httpx2.post(f"{url}/completion", json={"prompt": prompt}, timeout=30).json()
+            answer = httpx2.post(f"{url}/completion", json={"prompt": prompt}, timeout=PATIENCE).json()
             return str(answer["content"])
         finally:
             self._count(url, -1)
@@ -75,13 +75,6 @@ def drafter(folder: Path, words: str) -> Path:
     return path
 
 
-def wait_for(what: object, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def ports(logs: Path) -> int:
     """How many servers there are."""
     return len(list(logs.glob("llama-server.*.json")))
@@ -89,19 +82,27 @@ def ports(logs: Path) -> int:
 
 def test_a_new_version_takes_over_and_no_request_fails(exchange: BlueGreen, proxy: Proxy, tmp_path: Path) -> None:
     exchange.swap(version(1), drafter(tmp_path, "one"))
-    with ThreadPoolExecutor(4) as pool:
+    given: list[str] = []
+    stop = threading.Event()
+
+    def ask_on() -> None:
+        while not stop.is_set():
+            given.append(proxy.ask("wait 0.05"))
+
+    with ThreadPoolExecutor(3) as pool:
         long = pool.submit(proxy.ask, "wait 3")
-        time.sleep(0.3)
-        stop = threading.Event()
-        answers = [pool.submit(lambda: [proxy.ask("wait 0.05") for _ in iter(stop.is_set, True)]) for _ in range(2)]
+        until(lambda: proxy.busy(proxy.url) > 0)
+        asking = [pool.submit(ask_on) for _ in range(2)]
+        until(lambda: "one" in given)
         exchange.swap(version(2), drafter(tmp_path, "two"))
-        time.sleep(0.3)
+        until(lambda: "two" in given or any(a.done() for a in asking))
         stop.set()
-        given = [text for answer in answers for text in answer.result()]
+        for each in asking:
+            each.result()
         assert long.result() == "one"
     assert set(given) == {"one", "two"}
     assert proxy.ask() == "two"
-    wait_for(lambda: ports(tmp_path / "logs") == 1)
+    until(lambda: ports(tmp_path / "logs") == 1)
     assert exchange.version is not None
     assert exchange.version.number == 2
 
@@ -117,11 +118,13 @@ def test_a_new_version_takes_over_and_no_request_fails(exchange: BlueGreen, prox
 def test_a_server_that_does_not_serve_is_ended_and_the_old_one_goes_on(
     words: str, why: str, proxy: Proxy, tmp_path: Path
 ) -> None:
-    config = LlamaCppConfig(llamacpp_command=COMMAND, llamacpp_start_seconds=20)
+    config = LlamaCppConfig(llamacpp_command=COMMAND, llamacpp_start_seconds=PATIENCE)
     exchange = BlueGreen("", proxy.flip, proxy.busy, tmp_path / "logs", config)
     try:
         exchange.swap(version(1), drafter(tmp_path, "one"))
-        exchange._config = LlamaCppConfig(llamacpp_command=COMMAND, llamacpp_start_seconds=1 if words == "slow" else 20)
+        exchange._config = LlamaCppConfig(
+            llamacpp_command=COMMAND, llamacpp_start_seconds=1 if words == "slow" else PATIENCE
+        )
         with pytest.raises(SwapFailed, match=f"version 2 does not serve.*{why}.*Version 1 is served as before"):
             exchange.swap(version(2), drafter(tmp_path, words))
         assert proxy.ask() == "one"
@@ -135,10 +138,19 @@ def test_a_drafter_that_is_too_unsure_to_propose_is_served(exchange: BlueGreen, 
     assert proxy.ask() == "shy"
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_a_server_of_this_machine(
+    exchange: BlueGreen, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    exchange.swap(version(1), drafter(tmp_path, "one"))
+    assert len(proxy.flips) == 1
+
+
 def test_a_server_that_redraft_did_not_start_is_left_alone(proxy: Proxy, tmp_path: Path) -> None:
     foreign = Process([sys.executable, str(FAKE), "{port}", "{drafter}"], drafter(tmp_path, "theirs"), tmp_path)
     foreign.start()
-    foreign.wait_healthy(20)
+    foreign.wait_healthy(PATIENCE)
     exchange = BlueGreen(foreign.url, proxy.flip, proxy.busy, tmp_path / "logs", CONFIG)
     try:
         exchange.swap(version(1), drafter(tmp_path, "one"))
@@ -161,14 +173,14 @@ def test_a_server_that_ends_by_itself_is_started_again(exchange: BlueGreen, prox
     exchange.swap(version(1), drafter(tmp_path, "one"))
     with pytest.raises(httpx2.HTTPError):
         proxy.ask("die")
-    wait_for(lambda: len(proxy.flips) == 2)
+    until(lambda: len(proxy.flips) == 2)
     assert proxy.ask() == "one"
 
 
 def test_what_a_killed_parent_left_running_is_ended(tmp_path: Path) -> None:
     left = Process([sys.executable, str(FAKE), "{port}", "{drafter}"], drafter(tmp_path, "one"), tmp_path)
     left.start()
-    left.wait_healthy(20)
+    left.wait_healthy(PATIENCE)
     assert end_leftovers(tmp_path) == 1
     assert not left.running
     assert end_leftovers(tmp_path) == 0
