@@ -1,33 +1,25 @@
 """SGLang's control routes, by HTTP. Each answers with `success`; one that does not is an `EngineTrouble`."""
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
+from service.hosts.loopback import EngineTrouble, loopback
 from service.hosts.sglang_plugin.loader import LOADER
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_TENSORS = "gARdlC4="  # an empty list as SGLang wants its tensors, a pickle in base64: the pointer says what to load
 TARGET, DRAFT = "target", "draft"
-
-
-class EngineTrouble(RuntimeError):
-    """The engine is away, or refused what it was asked; the message says which."""
-
-
-class NotLoopback(ValueError):
-    """The engine's address is not this machine's."""
 
 
 class Control:
     """One SGLang. `selector` is always named: its own default would open the target too."""
 
     def __init__(self, url: str, seconds: float, key: str = "") -> None:
-        if urlsplit(url).hostname not in LOOPBACK:
-            raise NotLoopback(f"{url} is not on this machine: who can reach these routes can change every weight")
+        host, port = loopback(url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx2.Client(base_url=url, timeout=seconds, headers=headers, trust_env=False)
+        self._client = httpx2.Client(
+            base_url=f"http://{host}:{port}", timeout=seconds, headers=headers, trust_env=False
+        )
 
     def close(self) -> None:
         self._client.close()

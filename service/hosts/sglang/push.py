@@ -17,7 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from service.hosts.sglang.control import DRAFT, TARGET, Control, EngineTrouble
+from service.hosts.loopback import EngineTrouble
+from service.hosts.sglang.control import DRAFT, TARGET, Control
 from service.hosts.sglang_plugin.pointer import Answer, PointerConfig, Wanted, read_answers, write_wanted
 from service.hosts.swapping import WEIGHTS, SwapFailed, sha256_of
 from storage.config import setting

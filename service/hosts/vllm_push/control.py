@@ -1,21 +1,13 @@
 """vLLM's control routes over HTTP (development mode), on loopback only: they carry no authentication."""
 
-import ipaddress
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
-
-class EngineTrouble(RuntimeError):
-    """The engine cannot be reached, or answered a control call with an error."""
-
-
-class NotLoopback(ValueError):
-    """The engine's control routes are, or would be, open to other machines."""
+from service.hosts.loopback import EngineTrouble, NotLoopback, is_loopback, loopback
 
 
 class EngineAway(EngineTrouble):
@@ -38,7 +30,7 @@ class Control:
     """One engine. Every call raises `EngineTrouble` where it fails; it may then have been carried out all the same."""
 
     def __init__(self, url: str, seconds: float) -> None:
-        host, self.port = _loopback(url)
+        host, self.port = loopback(url)
         self.url = f"http://{host}:{self.port}"
         # vLLM ends a connection on which a call failed: none is used twice, so that the next call does not fail for it.
         limits = httpx2.Limits(max_keepalive_connections=0)
@@ -171,25 +163,6 @@ def _message(answer: httpx2.Response) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
-def _loopback(url: str) -> tuple[str, int]:
-    """Host and port of an engine on this machine, one spelling for each; raises `NotLoopback`."""
-    parts = urlsplit(url)
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname or ""
-    if parts.scheme != "http" or not _is_loopback(host):
-        raise NotLoopback(
-            f"{url} is not on loopback: weights are pushed to an engine on this machine only, as vLLM's control "
-            f"routes carry no authentication (http://127.0.0.1:PORT)"
-        )
-    return f"[{host}]" if ":" in host else host, parts.port or 80
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _own_addresses() -> set[str]:
     """This machine's addresses that others may reach, as far as they can be told."""
     found: set[str] = set()
@@ -198,4 +171,4 @@ def _own_addresses() -> set[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):  # no route
         probe.connect(("192.0.2.1", 9))  # nothing is sent: only the route is looked up
         found.add(probe.getsockname()[0])
-    return {address for address in found if not _is_loopback(address)}
+    return {address for address in found if not is_loopback(address)}

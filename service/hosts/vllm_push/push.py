@@ -19,8 +19,9 @@ import structlog
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import SQLAlchemyError
 
+from service.hosts.loopback import EngineTrouble, NotLoopback
 from service.hosts.swapping import WEIGHTS, SwapFailed
-from service.hosts.vllm_push.control import Control, Described, EngineTrouble, NotLoopback
+from service.hosts.vllm_push.control import Control, Described
 from service.hosts.vllm_push.guard import Guard, GuardFailed
 from service.hosts.vllm_push.session import PushFailed, Session, TargetChanged
 from service.hosts.vllm_push.staging import NotStaged, Staging

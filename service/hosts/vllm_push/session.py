@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.hosts.vllm_push.control import Control, EngineTrouble
+from service.hosts.loopback import EngineTrouble
+from service.hosts.vllm_push.control import Control
 from storage.pushes import Weights
 
 Note = Callable[[str, str], None]  # state and detail, kept in SQL

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from service.hosts.loopback import EngineTrouble, NotLoopback
 from service.hosts.sglang import SglangPush, SglangPushConfig
-from service.hosts.sglang.control import EngineTrouble, NotLoopback
 from service.hosts.sglang_plugin import loader
 from service.hosts.sglang_plugin.pointer import PointerConfig
 from service.hosts.swapping import SwapFailed
@@ -153,6 +153,9 @@ def test_an_engine_that_is_away_is_not_changed(tmp_path: Path) -> None:
         push.control.ranks()
 
 
-def test_another_machines_engine_is_refused() -> None:
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.5:8000", "http://sglang:8000", "https://127.0.0.1:8000", "http://0.0.0.0:8000"]
+)
+def test_an_engine_that_is_not_on_loopback_is_refused(url: str) -> None:
     with pytest.raises(NotLoopback, match="can change every weight"):
-        SglangPush("http://10.0.0.7:30000")
+        SglangPush(url)

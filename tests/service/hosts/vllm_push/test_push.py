@@ -7,9 +7,9 @@ import pytest
 import torch
 from sqlalchemy.exc import OperationalError
 
+from service.hosts.loopback import NotLoopback
 from service.hosts.swapping import SwapFailed
 from service.hosts.vllm_push import VllmPush, VllmPushConfig, control
-from service.hosts.vllm_push.control import NotLoopback
 from storage.pushes import Pushes
 from tests.service.hosts.vllm_push.conftest import FIRST, QUICK, SECOND, START, PushRig
 from tests.service.hosts.vllm_push.vllm_like import VllmLike
