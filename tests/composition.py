@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.test_packages import CHECKOUT
 
 COMPOSE = CHECKOUT / "docker-compose.yml"
 VARIABLE = re.compile(r"\$\{(\w+):([-?])([^}]*)\}")
+SLOWNESS = 4  # how many times as slow as production a busy test machine may be
 CLEAN_EXITS = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 
 
@@ -80,7 +80,7 @@ class Composition:
             cwd=CHECKOUT,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
 
     def start(self, name: str) -> None:
@@ -100,18 +100,14 @@ class Composition:
         assert kind == "CMD"
         return self.execute(name, command).returncode == 0
 
-    def wait_until_healthy(self, name: str, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while not self.healthy(name):
-            assert self._running[name].poll() is None, f"{name} ended:\n{self.log(name).read_text()}"
-            assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.log(name).read_text()}"
-            time.sleep(0.2)
+    def ended(self, name: str) -> bool:
+        return self._running[name].poll() is not None
 
     def stop(self, name: str) -> int:
-        """Ask the process to end, within the time that Compose gives it (10 s by default)."""
+        """Ask the process to end. It gets SLOWNESS times what Compose gives it (10 s by default)."""
         process = self._running.pop(name)
         process.terminate()
-        return process.wait(seconds(self.services[name].get("stop_grace_period", "10s")))
+        return process.wait(SLOWNESS * seconds(self.services[name].get("stop_grace_period", "10s")))
 
     def kill(self, name: str) -> None:
         """The machine takes the process away."""
