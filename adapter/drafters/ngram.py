@@ -1,12 +1,16 @@
 """The `ngram` drafter: no weights, only what was said before. The floor that every learned drafter must beat.
 
 It looks for the last few tokens of a row in the row's own text (prompt lookup: Saxena 2023; LLMA, Yang et al., arXiv
-2304.04487) and in recent outputs of its workload (`recent`, after SuffixDecoding, Oliaro et al., arXiv 2411.04975),
-and proposes what followed there: the longest match first, and in trees the continuations of others beside it. Tokens
-are chosen and not drawn, so sampled rows are verified with q = 1.
+2304.04487) and in recent outputs of its workload (`recent`, after SuffixDecoding, Oliaro et al., arXiv 2411.04975).
+What followed there votes, longer matches with more weight, and the tokens with the most votes are proposed: so a tree
+is deep where all agree, and broad where they do not. Tokens are chosen and not drawn, so sampled rows are verified
+with q = 1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from adapter.drafters.protocol import DraftRow, EarlyExit, FollowRow, KeyValues, Passing, Proposal, Reading, Shape
-from adapter.drafters.recent import Match, Recent
+from adapter.drafters.recent import LONGEST, Recent
 from adapter.sampling import Sampler
 
 LEAST = 2  # tokens of a match in a row's own text
-LONGEST = 16  # beyond which a longer match says no more
 SEEN = 8  # latest places of the same tokens that are compared
+FADE = 0.75  # what a token counts for against one that stands a step before it
 
 
 class Found(NamedTuple):
@@ -140,18 +144,43 @@ class _Tree(NamedTuple):
     parents: list[int]
 
 
-def _tree(found: Sequence[Match | Found], depth: int, shape: Shape) -> _Tree:
-    """Continuations laid over one another, the first ones first, as long as there is room."""
-    tree, children = _Tree([], []), dict[tuple[int, int], int]()
-    for match in found[:1] if shape.is_chain else found:
-        node = -1
-        for token in match.tokens[:depth]:
-            below = children.get((node, token))
-            if below is None:
-                if len(tree.tokens) >= shape.nodes:
-                    break
-                below = children[node, token] = len(tree.tokens)
-                tree.tokens.append(token)
-                tree.parents.append(node)
-            node = below
+@dataclass
+class _Node:
+    """A token after the text, and how many votes it has: those of all continuations that run through it."""
+
+    votes: float = 0.0
+    children: "dict[int, _Node]" = field(default_factory=dict)
+
+
+def _tree(found: Sequence[Found], depth: int, shape: Shape) -> _Tree:
+    """The tokens with the most votes, those that stand deeper for less; of a chain, the best one at each depth.
+
+    A continuation has twice the votes for each token more that it matched.
+    """
+    tree, order, best = _Tree([], []), count(), list[tuple[float, int, int, int, _Node]]()
+    branches = 1 if shape.is_chain else shape.branches
+
+    def offer(node: _Node, at: int, worth: float) -> None:
+        """The children of the node that stands at a place of the tree."""
+        children = sorted(node.children.items(), key=lambda child: -child[1].votes)
+        for token, child in children[:branches]:
+            heappush(best, (-worth * child.votes / node.votes, next(order), token, at, child))
+
+    offer(_laid_over(found, depth), -1, FADE)
+    while best and len(tree.tokens) < shape.nodes:
+        worth, _, token, parent, node = heappop(best)
+        tree.tokens.append(token)
+        tree.parents.append(parent)
+        offer(node, len(tree.tokens) - 1, -worth * FADE)
     return tree
+
+
+def _laid_over(found: Sequence[Found], depth: int) -> _Node:
+    """All continuations from the text's end on."""
+    root = _Node(sum(2.0**match.matched for match in found))
+    for match in found:
+        node, votes = root, 2.0**match.matched
+        for token in match.tokens[:depth]:
+            node = node.children.setdefault(token, _Node())
+            node.votes += votes
+    return root

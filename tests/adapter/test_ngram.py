@@ -8,7 +8,7 @@ import torch
 
 from adapter.drafters.ngram import Ngram, repeated
 from adapter.drafters.protocol import DraftRow, Proposal, Shape
-from adapter.drafters.recent import Recent
+from adapter.drafters.recent import TOKEN_BYTES, Match, Recent
 from adapter.drafters.tree import path
 from adapter.policy import Policy
 from adapter.sampling import Sampler
@@ -88,6 +88,21 @@ def test_continuations_that_part_make_a_tree() -> None:
     assert len(ways) == 7
 
 
+def test_what_more_continuations_say_is_proposed_and_a_longer_match_outweighs_two_shorter() -> None:
+    assert proposed(drafter(), row([1, 2, 5, 1, 2, 6, 1, 2, 6, 9, 1, 2]), shape=Shape.chain(1)) == [[6]]
+    text = [8, 9, 1, 2, 5, 1, 2, 6, 1, 2, 6, 8, 9, 1, 2]
+    assert proposed(drafter(), row(text), shape=Shape.chain(1)) == [[5]]
+
+
+def test_a_tree_is_deep_where_all_agree_and_broad_where_they_do_not() -> None:
+    agreed = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
+    parted = [1, 2, 3, 30, 31, 1, 2, 4, 40, 41, 1, 2, 5, 50, 51, 1, 2, 6, 60, 61, 1, 2]
+    found = [drafter().propose(None, [row(text, length=6)], Shape(6, 7, 4)) for text in (agreed, parted)]
+    firsts = [int((made.parents == -1).sum()) for made in found if made.parents is not None]
+    assert firsts == [1, 4]
+    assert [made.lengths for made in found] == [[7], [7]]
+
+
 def test_recent_outputs_of_the_workload_are_looked_in_and_no_others() -> None:
     recent = Recent(1024, SIZE)
     recent.insert("w", [10, 11, 12, 13, 14, 15, 16])
@@ -109,7 +124,15 @@ def test_an_outputs_end_is_no_continuation() -> None:
     recent.insert("w", [1, 2, 3])
     recent.insert("w", [3, 4, 5])
     assert recent.matches("w", [1, 2, 3], 4) == []
-    assert recent.matches("w", [2, 3, 4], 4) == []
+    assert recent.matches("w", [2, 3, 3], 4) == []
+
+
+def test_a_long_match_is_found_however_often_its_last_tokens_stand_elsewhere() -> None:
+    recent = Recent(4096, SIZE)
+    recent.insert("w", [20, 21, 22, 23, 77])
+    for n in range(200):
+        recent.insert("w", [n % 19, 22, 23, 50])
+    assert recent.matches("w", [20, 21, 22, 23], 1)[0] == Match(4, [77])
 
 
 def test_what_the_ring_has_overwritten_is_gone() -> None:
@@ -125,9 +148,10 @@ def test_a_million_tokens_stay_under_the_bound() -> None:
     before = recent.bytes
     for n in range(2_000):
         recent.insert(f"w{n % 300}", [draws.randrange(50_000) for _ in range(500)])
-    assert recent.bytes == before == 16 * 2**14
+    assert recent.bytes == before == TOKEN_BYTES * 2**14
     assert len(recent) == recent.capacity == 2**14
-    assert {type(kept) for kept in vars(recent).values()} == {array, int}  # so there is nothing else that could grow
+    kept = [*vars(recent).values(), *(value for places in recent._places for value in vars(places).values())]
+    assert {type(one) for one in kept} == {array, int, tuple}  # so there is nothing else that could grow
     last = [draws.randrange(50_000) for _ in range(100)]
     recent.insert("w", last)
     assert recent.matches("w", last[40:50], 5)[0].tokens == last[50:55]
@@ -145,9 +169,9 @@ def test_every_match_is_what_an_exhaustive_search_finds(seed: int) -> None:
     everywhere = [
         (n, output[at : at + 3])
         for output in outputs
-        for at in range(3, len(output))
+        for at in range(2, len(output))
         for n in [next((n for n in range(10) if n >= at or output[at - 1 - n] != text[-1 - n]), 10)]
-        if n >= 3
+        if n >= 2
     ]
     assert all((match.matched, match.tokens) in everywhere for match in found)
     assert bool(found) == bool(everywhere)
