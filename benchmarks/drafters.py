@@ -67,9 +67,10 @@ class DraftersSettings:
     together: bool  # one student of a kind for all workloads
     warm_start: bool
 
-    def shapes(self, kind: str) -> tuple[str, ...]:
-        """In which a kind is measured; with n-grams beside it where both are."""
-        combined = (COMBINED,) if kind != NGRAM and NGRAM in self.kinds else ()
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """In which a kind is measured; with long n-gram matches before it where those are measured too."""
+        combined = (COMBINED,) if NGRAM in self.kinds else ()
         return (CHAIN, *((TREE,) if self.nodes else ()), GOVERNED, *combined)
 
 
@@ -202,7 +203,7 @@ def _asked(target: Target, settings: DraftersSettings, part: Segment, student: S
     before = None if student.first is None else replayed(student.first, target, part.held_out, k)
     largest = max(k, settings.nodes)
     nodes = {CHAIN: k, TREE: settings.nodes, GOVERNED: largest, COMBINED: largest}
-    return [Asked(student, shape, k, nodes[shape], after, before) for shape in settings.shapes(student.kind)]
+    return [Asked(student, shape, k, nodes[shape], after, before) for shape in settings.shapes]
 
 
 @contextmanager

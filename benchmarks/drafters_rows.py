@@ -17,8 +17,8 @@ FREE = (GOVERNED, COMBINED)  # how deep a proposal is, the governor says
 MEANINGS = {
     "kind": "of drafter; each has learned the same records of the workload (together: of all workloads)",
     "shape": "chain of k tokens; tree of at most `nodes` tokens, k deep, grown by the drafter's confidence; governed: "
-    "the governor chooses among plain decoding, chains and trees up to these; combined: it may also let long n-gram "
-    "matches propose before the drafter (REDRAFT_NGRAM_FIRST), over the same records as ngram",
+    "the governor chooses among plain decoding, chains and trees up to these; combined: also, up to 15 tokens of what "
+    "followed the same tokens before, ahead of the drafter (REDRAFT_NGRAM_FIRST), looked for where ngram does",
     "parameters": "weights of its own, without what it shares with the target",
     "memory_mb": "of these as served; of ngram: of the index that it looks in",
     "position_bytes": "keys and values of its own for each token of a request",

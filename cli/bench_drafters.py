@@ -41,7 +41,7 @@ def drafters(
     decoded: Annotated[int | None, typer.Option(help="of these, with every arm; default: all", min=1)] = None,
     kinds: Annotated[str, typer.Option(help="separated by commas; default: all there are, and ngram")] = "",
     k: Annotated[int, typer.Option("--k", help="draft length", min=1)] = 4,
-    nodes: Annotated[int, typer.Option(help="tokens of a tree at most; 0: no trees", min=0)] = 16,
+    nodes: Annotated[int, typer.Option(help="tokens of a tree at most; 0: no trees", min=0)] = 15,
     max_tokens: TokensOption = 96,
     batch: Annotated[int, typer.Option(help="requests in flight", min=1)] = 1,
     repeats: Annotated[int, typer.Option(help="runs of each arm, in turn; figures are medians", min=1)] = 2,
@@ -113,7 +113,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
 def _say_plan(asked: "DraftersSettings", workloads: Sequence[str], passes: int) -> None:
     traffic = asked.traffic
-    arms = 1 + sum(len(asked.shapes(kind)) for kind in asked.kinds)
+    arms = 1 + len(asked.shapes) * len(asked.kinds)
     tokens = len(workloads) * arms * asked.repeats * asked.decoded * traffic.max_tokens
     say(
         f"{', '.join(asked.kinds)} on {', '.join(workloads)}: each learns from {traffic.requests} records of a "

@@ -79,7 +79,7 @@ def _key() -> str:
 def _cells(decision: Mapping[str, Any]) -> tuple[str, ...]:
     """A decision under `COLUMNS`: the best speculation beside plain decoding, whichever of them is chosen."""
     return (
-        decision["workload"],
+        _rows(decision),
         decision["policy"],
         str(decision["batch"]),
         str(decision["draft_length"]),
@@ -96,7 +96,13 @@ def _cells(decision: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _shape(decision: Mapping[str, Any]) -> str:
-    """A chain's length, or a tree's depth and size; `+ n-grams` where their matches go first."""
+    """A chain's length, or a tree's depth and size; `n-grams` where it is what followed the same tokens before."""
     depth, nodes = decision["speculative"], decision["nodes"]
     said = str(depth) if nodes <= depth else f"{depth}, {'fixed' if decision['fixed'] else 'grown'} tree of {nodes}"
-    return f"{said} + n-grams" if decision["lookup"] else said
+    return f"{said}, n-grams" if decision["lookup"] else said
+
+
+def _rows(decision: Mapping[str, Any]) -> str:
+    """The workload; of rows with n-gram matches, apart from the others of it, how long those are."""
+    workload, match = decision["workload"], decision["match"]
+    return workload if match == "none" else f"{workload}, {match} match"

@@ -169,13 +169,13 @@ class _Parts(Collector):
 
 
 class _Decisions(Collector):
-    """Reads what the governor does, by workload, policy and batch size, when Prometheus asks."""
+    """Reads what the governor does, by workload, policy, n-gram match and batch size, when Prometheus asks."""
 
     def __init__(self, governor: Governor, label: Callable[[str], str]) -> None:
         self._governor, self._label = governor, label
 
     def collect(self) -> Iterator[Metric]:
-        by, found = ("workload", "policy", "batch"), self._choices()
+        by, found = ("workload", "policy", "match", "batch"), self._choices()
         length = _family("draft_length", "Draft length chosen; 0: plain", *by)
         speed_up = _family("speed_up", "Predicted speed of speculating over plain decoding", *by)
         seconds = _family("round_seconds", "Predicted duration of a round", *by, "decoding")
@@ -192,11 +192,12 @@ class _Decisions(Collector):
                 survival.add_metric((*labels, str(tokens)), share)
         yield from (length, speed_up, seconds, progress, survival)
 
-    def _choices(self) -> dict[tuple[str, str, str], Choice]:
+    def _choices(self) -> dict[tuple[str, str, str, str], Choice]:
         """By labels; of workloads that share one, the choice with the most rounds."""
-        found: dict[tuple[str, str, str], Choice] = {}
+        found: dict[tuple[str, str, str, str], Choice] = {}
         for choice in sorted(self._governor.decisions(), key=lambda c: -c.rounds):
-            found.setdefault((self._label(choice.workload), choice.policy, str(bucket(choice.batch))), choice)
+            labels = (self._label(choice.workload), choice.policy, choice.match, str(bucket(choice.batch)))
+            found.setdefault(labels, choice)
         return found
 
 

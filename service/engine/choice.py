@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from service.engine.lookups import Match
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -9,12 +11,13 @@ class Choice:
 
     workload: str
     policy: str
+    match: Match  # the rows' n-gram matches; none where they are not looked up
     batch: int
     draft_length: int  # chosen; 0: plain
     speculative: int  # the best draft length above 0
     nodes: int  # tokens a row of that best one; more than its draft length: a tree
     fixed: bool  # whether that tree has a form fitted to the workload, and is not grown by the drafter's confidence
-    lookup: bool  # whether n-gram matches go before the drafter's own proposals in it
+    lookup: bool  # whether what is proposed is what followed the match
     survival: tuple[float, ...]  # P(at least j tokens accepted), j = 1..limit, of its kind
     speculative_ms: float  # a round of that length
     plain_ms: float  # a plain round

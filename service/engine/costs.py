@@ -1,8 +1,9 @@
 """How long a round takes, by batch size and draft length: the governor's view of the machine.
 
-Each (batch, draft length) that was played has a robust mean of its own, and so have trees, which are numbered after
-the draft lengths (`shapes`); a fit through all of them fills in those that were not. A common level carries what moves
-all of them at once, such as other load or longer contexts, so that what was not played for a while follows what is.
+Each (batch, draft length) that was played has a robust mean of its own, and so have trees and lookups, which are
+numbered after the draft lengths (`shapes`); a fit through all of them fills in those that were not. A common level
+carries what moves all of them at once, such as other load or longer contexts, so that what was not played for a while
+follows what is.
 """
 
 from bisect import bisect_left
@@ -33,7 +34,7 @@ class Played:
     """What a round did and what it took."""
 
     batch: int
-    width: int  # draft length of the padded round, the longest in it; or the number of its tree
+    width: int  # draft length of the padded round, the longest in it; or the number of what is no chain
     draft_ms: float
     verify_ms: float
     other_ms: float  # the rest of the round: committing, listeners
@@ -92,9 +93,9 @@ class Cell:
 class Costs:
     """Predicts a round's duration. Kept across swaps: drafters of one server are of one shape."""
 
-    def __init__(self, trees: Mapping[int, Size] = MappingProxyType({})) -> None:
-        """`trees`: the sizes of what is no chain, by number."""
-        self._trees = trees
+    def __init__(self, further: Mapping[int, Size] = MappingProxyType({})) -> None:
+        """`further`: the sizes of what is no chain, by number."""
+        self._further = further
         self._cells: dict[tuple[int, int, bool], Cell] = {}  # by bucket, draft length, sampled
         self._fit = Fit()
         self._level = 1.0
@@ -194,4 +195,4 @@ class Costs:
         return [Point(c.batch, self._size(k), sampled, c.ms, c.rounds) for (_, k, sampled), c in self._cells.items()]
 
     def _size(self, draft_length: int) -> Size:
-        return self._trees.get(draft_length) or Size(draft_length, draft_length)
+        return self._further.get(draft_length) or Size(draft_length, draft_length)

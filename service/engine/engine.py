@@ -26,6 +26,7 @@ from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.governor import Governor, GovernorConfig
 from service.engine.inbox import Inbox
 from service.engine.lanes import Lanes
+from service.engine.lookups import Match
 from service.engine.memory import KvMemory, position_bytes
 from service.engine.ngrams import Fallback, Ngrams
 from service.engine.pace import Pace, class_of
@@ -52,7 +53,9 @@ class EngineConfig:
 
     draft_length: int = setting(4, "k: tokens proposed a round at most; 0 for plain decoding")
     tree_nodes: int = setting(
-        0, "tokens of the largest tree that may be proposed a round, as deep as the draft length; 0: chains only"
+        0,
+        "tokens of the largest tree that may be proposed a round, as deep as the draft length; 0: chains only. 15 fill "
+        "what a CPU with AMX multiplies at once",
     )
     tree_kept: int = setting(
         0,
@@ -60,9 +63,12 @@ class EngineConfig:
         "them (streaming); the least likely are dropped there. 0: all",
     )
     fallback: Fallback = setting("none", "what proposes where no drafter is live: `ngram`, or `none`: plain decoding")
-    ngram_first: bool = setting(False, "let the governor also try long n-gram matches before what the drafter says")
+    ngram_first: bool = setting(
+        False,
+        "let the governor try what followed the same tokens before, up to 15 tokens of it, before the drafter's own",
+    )
     ngram_tokens: int = setting(
-        262_144, "tokens of recent outputs that n-grams are looked for in, 16 bytes each; 0: in the request alone"
+        262_144, "tokens of recent outputs that n-grams are looked for in, 24 bytes each; 0: in the request alone"
     )
     slots: int = setting(16, "requests decoded together")
     context: int = setting(2048, "tokens of prompt and output a request may have, if the target allows as many")
@@ -115,7 +121,7 @@ class Engine:
             lambda failed: self._without([failed.resident]),
         )
         governed = governor.governor and config.draft_length > 0
-        self.governor = Governor(config.draft_length, governor, self._shapes.further) if governed else None
+        self.governor = Governor(self._shapes, governor) if governed else None
         self._pace = Pace(self._shapes, self.governor)
         self._teaching = Teaching(config.teacher_top_k)
         self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
@@ -220,7 +226,8 @@ class Engine:
     def _round(self) -> None:
         began, rows = perf_counter(), list(self._batch.rows)
         served = [self._drafter_of(row.generation) for row in rows]
-        plan = self._pace.plan(rows, any(resident.drafter is not None for resident in served))
+        proposing = any(resident.drafter is not None for resident in served)
+        plan = self._pace.plan(rows, proposing, self._matches(rows) if proposing else ())
         try:
             ngrams = None if self._ngrams is None else self._ngrams.resident
             result = play(self._target, self._slots, served, rows, plan, ngrams)
@@ -238,6 +245,16 @@ class Engine:
             self._commit(row, outcome)
         self._pace.learn(rows, plan, result, (perf_counter() - began) * 1e3)
         self._guard(rows, result)
+
+    def _matches(self, rows: Sequence[Row]) -> list[Match]:
+        """Each row's n-gram match, where the governor goes by them."""
+        if self._ngrams is None or not self._pace.looks_up:
+            return []
+        try:
+            return [self._ngrams.match(row) for row in rows]
+        except DrafterFailed as failed:
+            self._without([failed.resident])
+            return []
 
     def _without(self, residents: Sequence[Resident]) -> None:
         """Whatever is wrong with a drafter, the text does not depend on it: go on without."""

@@ -2,22 +2,24 @@
 
 All rows of a round share one padded verification, so one draft length is best for all of them: the one with the
 most expected committed tokens (survival) per predicted millisecond (costs). Trees are further choices, numbered after
-the longest chain. What is not played now and then goes out of date, so a small share of the time is spent on probes.
+the longest chain, and after them lookups, which are for rows with n-gram matches. What is not played now and then goes
+out of date, so a small share of the time is spent on probes.
 It never sees a token: a choice that looked at the proposal would bias the output.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 
-from adapter.drafters.protocol import Shape
 from service.engine.choice import Choice
 from service.engine.costs import Costs, Played, bucket
-from service.engine.fit import Size
+from service.engine.forms import Forms
+from service.engine.lookups import Match
 from service.engine.probes import Plan, Probes
-from service.engine.shapes import Forms, shape_of
+from service.engine.shapes import Shapes
+from service.engine.situation import Batch, Seen, Standing
 from service.engine.survival import RowClass
 from storage.config import setting
 
@@ -44,57 +46,34 @@ class GovernorConfig:
     probe_share: float = setting(0.01, "share of the time that may be lost to probing other draft lengths")
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What a choice depends on."""
-
-    size: int
-    sampled: bool
-    classes: Mapping[RowClass, int]
-
-    @staticmethod
-    def of(rows: Sequence[RowClass], sampled: bool) -> "Batch":
-        """A seeded row costs what a greedy one does and looks like a sampled one: what was played last decides."""
-        return Batch(len(rows), sampled and any(row.policy != "greedy" for row in rows), Counter(rows))
-
-
-@dataclass
-class Seen:
-    """Rows of one class in batches of one size bucket."""
-
-    batch: int
-    sampled: bool
-    rounds: int
-
-
 class Governor:
-    """Chooses draft lengths from 0 to `limit`. `decisions` may be called from any thread."""
+    """Chooses among `shapes`. `decisions` may be called from any thread."""
 
-    def __init__(self, limit: int, config: GovernorConfig, further: Sequence[Shape] = ()) -> None:
-        """`further`, trees from the smallest on and what else there is, are the choices from limit + 1 on."""
-        self._limit, self._config, self._further = limit, config, further
-        sizes = {limit + 1 + i: Size(shape.depth, shape.nodes) for i, shape in enumerate(further)}
-        self._costs, self._survival = Costs(sizes), Forms(limit, further)
+    def __init__(self, shapes: Shapes, config: GovernorConfig) -> None:
+        self._shapes, self._config, self._limit = shapes, config, shapes.longest
+        sizes = {choice: shapes.size(choice) for choice in range(shapes.longest + 1, shapes.choices)}
+        self._costs, self._survival = Costs(sizes), Forms(shapes)
         self._probes = Probes(config.probe_share)
         self._rows: list[RowClass] = []  # of the last choice
         self._batch = Batch.of((), False)
         self._sampled = True  # whether the last rows above temperature 0 were
-        self._best, self._worth = 0, 0.0  # the best draft length and its tokens a millisecond
+        self._standings: dict[tuple[int, frozenset[Match]], Standing] = {}
+        self._standing, self._worth = Standing(), 0.0  # for this batch, and the tokens a millisecond of its best
         self._asked = False  # whether the round that is being played was chosen here
         self._plain_tried: Counter[tuple[int, bool]] = Counter()  # by batch bucket, sampled
-        self._round, self._changed, self._thought = 0, 0, 0  # rounds so far, at the last change, at the last thought
+        self._round, self._thought = 0, 0  # rounds so far, and at the last thought
         self._seen: dict[tuple[RowClass, int], Seen] = {}
         self._lock = Lock()
 
     def choose(self, rows: Sequence[RowClass]) -> int:
         """The draft length of the next round."""
         if not self._config.governor or self._limit == 0 or not rows:
-            return self._choices - 1
+            return self._shapes.largest
         with self._lock:
             if self._due(rows):
                 self._think()
             self._asked = True
-            return self._probes.draft_length if self._probes.running else self._best
+            return self._probes.draft_length if self._probes.running else self._standing.best
 
     def observe(self, played: Played) -> None:
         """Learn from a round, chosen here or not."""
@@ -113,7 +92,7 @@ class Governor:
     def rearm(self) -> None:
         """Another drafter: what was known of the last one says nothing of it; the machine is the same."""
         with self._lock:
-            self._survival = Forms(self._limit, self._further)
+            self._survival.swapped()
             self._costs.swapped()
             self._probes.stop()
             self._rows = []
@@ -127,36 +106,38 @@ class Governor:
             with self._lock:  # for one at a time, so that a round waits for no more
                 if key in self._seen:
                     choices.append(self._choice(key[0], self._seen[key]))
-        return sorted(choices, key=lambda c: (c.workload, c.policy, c.batch))
+        return sorted(choices, key=lambda c: (c.workload, c.policy, c.match, c.batch))
 
     def _due(self, rows: Sequence[RowClass]) -> bool:
         """Whether to choose anew: the batch is another, something was learned, or some rounds have passed."""
         same = rows == self._rows
         if same and self._round - self._thought < HOLD and not self._probes.running:
             return False
-        if len(rows) > 2 * self._batch.size:
+        before, self._rows, self._batch = self._batch, list(rows), Batch.of(rows, self._sampled)
+        if len(rows) > 2 * before.size or self._batch.matches != before.matches:
             self._probes.stop()  # it would lose more than was set aside for it
-        self._rows, self._batch = list(rows), Batch.of(rows, self._sampled)
         self._thought = self._round
         return True
 
     def _think(self) -> None:
         """Choose the best draft length, and a probe of another where one is affordable."""
         batch = self._batch
+        standing = self._standings.setdefault((bucket(batch.size), batch.matches), Standing())
+        self._standing = standing
         if self._plain_first(batch):
             self._probes.stop()
-            self._best, self._worth, self._thought = 0, 0.0, self._round - HOLD
+            standing.best, self._worth, self._thought = 0, 0.0, self._round - HOLD
             return
         progress = self._progress(batch, self._survival.expected)
-        best, before = max(range(len(progress)), key=progress.__getitem__), self._best
+        best, before = max(range(len(progress)), key=progress.__getitem__), standing.best
         gain, margin = progress[best] / progress[before], FINER if best and before else MARGIN
-        if gain > CLEAR or (gain > margin and self._round - self._changed >= DWELL):
-            self._best, self._changed = best, self._round
+        if gain > CLEAR or (gain > margin and self._round - standing.changed >= DWELL):
+            standing.best, standing.changed = best, self._round
             self._probes.stop()
-        self._worth = progress[self._best]
-        if self._best > 0 and self._plain_young(batch):
+        self._worth = progress[standing.best]
+        if standing.best > 0 and self._plain_young(batch):
             self._probes.start(Plan(0, 1, 0.0))
-        elif not self._probes.running and self._probes.offer(self._plan(progress)) and self._best == 0:
+        elif not self._probes.running and self._probes.offer(self._plan(progress)) and standing.best == 0:
             self._survival.fade(batch.classes)
 
     def _plain_first(self, batch: Batch) -> bool:
@@ -173,40 +154,42 @@ class Governor:
         return seen < YOUNG and self._costs.since(batch.size, 0, batch.sampled) >= 2 * DWELL
 
     def _progress(self, batch: Batch, expected: Callable[[RowClass], list[float]]) -> list[float]:
-        """Tokens a millisecond that a batch commits by what is `expected` of its classes, by draft length."""
-        tokens = [0.0] * self._choices
+        """Tokens a millisecond that a batch commits by what is `expected` of its classes, by choice.
+
+        0 for what is not for rows with such matches.
+        """
+        tokens = [0.0] * self._shapes.choices
         for row_class, count in batch.classes.items():
             for k, each in enumerate(expected(row_class)):
                 tokens[k] += count * each
-        return [t / self._costs.predict(batch.size, k, batch.sampled) for k, t in enumerate(tokens)]
+        return [
+            t / self._costs.predict(batch.size, k, batch.sampled) if self._shapes.fits(k, batch.matches) else 0.0
+            for k, t in enumerate(tokens)
+        ]
 
     def _plan(self, progress: Sequence[float]) -> Plan:
         """The probe that is next: while speculating, of what was not played for longest; else of the drafter."""
-        batch, best = self._batch, self._best
+        batch, best = self._batch, self._standing.best
         if best > 0:
             others = self._neighbours(best, progress) - {best}
             k = max(others, key=lambda k: self._costs.since(batch.size, k, batch.sampled))
             return Plan(k, 1, self._loss(k, progress))
         hoped = self._progress(batch, self._survival.hoped)
-        k = max(range(1, self._choices), key=hoped.__getitem__)
+        k = max(range(1, self._shapes.choices), key=hoped.__getitem__)
         rounds = max(BURST_ROUNDS, ceil(BURST_ROWS / batch.size))
         return Plan(k, rounds, rounds * self._loss(k, progress) + self._costs.entry_ms(batch.size))
 
     def _neighbours(self, best: int, progress: Sequence[float]) -> set[int]:
-        """What is to be known beside the best choice: a little less and more of it, and trees that come close."""
-        further = [k for k in range(self._limit + 1, self._choices) if progress[k] > CLOSE * progress[best]]
+        """What is to be known beside the best choice: a little less and more of it, and others that come close."""
+        further = [k for k in range(self._limit + 1, self._shapes.choices) if progress[k] > CLOSE * progress[best]]
         if best > self._limit:
             return {0, max(range(1, self._limit + 1), key=progress.__getitem__), *further}
         return {0, best - 1, min(best + 1, self._limit), min(best + best // 3, self._limit), *further}
 
-    @property
-    def _choices(self) -> int:
-        return self._limit + 1 + len(self._further)
-
     def _loss(self, k: int, progress: Sequence[float]) -> float:
         """Milliseconds that a round of draft length k is expected to lose against the best."""
         ms = self._costs.predict(self._batch.size, k, self._batch.sampled)
-        return max(ms * (1 - progress[k] / progress[self._best]), 0.0)
+        return max(ms * (1 - progress[k] / progress[self._standing.best]), 0.0)
 
     def _note(self, played: Played) -> None:
         """Keep in mind what was played lately, for `decisions`."""
@@ -220,18 +203,19 @@ class Governor:
     def _choice(self, row_class: RowClass, seen: Seen) -> Choice:
         batch = Batch(seen.batch, seen.sampled, {row_class: seen.batch})
         progress = self._progress(batch, self._survival.expected)
-        speculative = max(range(1, self._choices), key=progress.__getitem__)
-        shape = shape_of(speculative, self._limit, self._further)
+        speculative = max(range(1, self._shapes.choices), key=progress.__getitem__)
+        shape = self._shapes.shape(speculative)
         speed_up = progress[speculative] / progress[0]
         return Choice(
             workload=row_class.workload,
             policy=row_class.policy,
+            match=row_class.match,
             batch=seen.batch,
             draft_length=shape.depth if speed_up > 1 else 0,
             speculative=shape.depth,
             nodes=shape.nodes,
             fixed=bool(shape.form),
-            lookup=speculative > self._limit and shape.is_chain,
+            lookup=self._shapes.lookup(speculative) is not None,
             survival=tuple(self._survival.cumulative(row_class, speculative)),
             speculative_ms=self._costs.predict(seen.batch, speculative, seen.sampled),
             plain_ms=self._costs.predict(seen.batch, 0, seen.sampled),
@@ -244,7 +228,7 @@ class Governor:
     def _why(self, row_class: RowClass, seen: Seen, speed_up: float) -> str:
         if self._probes.running and row_class in self._batch.classes and self._batch.size == seen.batch:
             return "probing"
-        speculated = any(self._costs.played(seen.batch, k, seen.sampled) for k in range(1, self._choices))
+        speculated = any(self._costs.played(seen.batch, k, seen.sampled) for k in range(1, self._shapes.choices))
         if not speculated or self._survival.known < LEARNED:
             return "learning"
         return "on" if speed_up > 1 else f"off: plain is {1 / speed_up:.1f}x faster"

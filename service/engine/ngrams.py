@@ -11,9 +11,11 @@ from typing import Literal
 import torch
 
 from adapter.drafters.ngram import Ngram
+from adapter.drafters.protocol import DraftRow
 from adapter.drafters.recent import Recent
-from service.engine.generation import Generation
-from service.engine.residents import Resident
+from service.engine.generation import Generation, Row
+from service.engine.lookups import Match, match_of
+from service.engine.residents import Resident, blamed
 
 Fallback = Literal["none", "ngram"]
 
@@ -25,7 +27,7 @@ class Ngrams:
 
     def __init__(self, drafter: Ngram, recent: Recent | None) -> None:
         """What finishes is taken into `recent`; None: `drafter` looks where it does, and nothing is added."""
-        self.recent = recent
+        self.recent, self._drafter = recent, drafter
         self.resident = Resident(0, drafter)
         self._waiting: Queue[tuple[str, list[int]] | None] = Queue(WAITING)
         self._thread: Thread | None = None
@@ -36,6 +38,14 @@ class Ngrams:
         """Over so many tokens of recent outputs, apart by workload; with 0 a row has but its own text."""
         recent = Recent(tokens, vocab_size) if tokens > 0 else None
         return Ngrams(Ngram(vocab_size, device, recent), recent)
+
+    def match(self, row: Row) -> Match:
+        """How long the longest match of a row's last tokens is."""
+        with blamed(self.resident):
+            found = self._drafter.found(
+                DraftRow(row.sequence, 0, 1, row.sampler, workload=row.generation.workload), depth=1
+            )
+        return match_of(found[0].matched if found else 0)
 
     def finished(self, generation: Generation) -> None:
         """Take in an output, off the engine's thread."""

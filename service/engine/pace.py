@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from adapter.drafters.protocol import Shape
 from service.engine.generation import Row
 from service.engine.governor import Governor, Played, RowClass
+from service.engine.lookups import Match
 from service.engine.ranks import Ranks
 from service.engine.rounds import Plan, RoundResult
 from service.engine.shapes import BRANCHES, Shapes
@@ -18,33 +20,54 @@ class Pace:
     def __init__(self, shapes: Shapes, governor: Governor | None) -> None:
         self._shapes, self._governor = shapes, governor
         self._choice = 0  # of the round that is being played
+        self._classes: list[RowClass] = []  # of its rows
         self._ranks = Ranks(max(shapes.longest, 1), BRANCHES)
 
-    def plan(self, rows: Sequence[Row], proposing: bool = True) -> Plan:
-        """A row's depth is one less than what it may still produce, since the target adds a token of its own."""
-        asked = [row.generation.draft_length if proposing else 0 for row in rows]
-        self._choice = self._chosen(rows, asked)
-        shape = self._shapes.shape(self._choice)
-        if shape.form:
-            shape = self._shapes.fitted(shape, self._ranks, Counter(row.generation.workload for row in rows))
-        deepest = self._shapes.longest if shape.is_chain else shape.depth
-        wanted = [shape.depth if own is None else own for own in asked]
-        lengths = [min(depth, deepest, row.remaining - 1) for depth, row in zip(wanted, rows, strict=True)]
-        shape = Shape.chain(max(lengths)) if shape.is_chain else shape
-        return Plan(shape, lengths, self._shapes.looks_up(self._choice))
+    @property
+    def looks_up(self) -> bool:
+        """Whether it makes a difference which rows have n-gram matches."""
+        return self._governor is not None and bool(self._shapes.lookups)
 
-    def _chosen(self, rows: Sequence[Row], asked: Sequence[int | None]) -> int:
+    def plan(self, rows: Sequence[Row], proposing: bool = True, matches: Sequence[Match] = ()) -> Plan:
+        """A row's depth is one less than what it may still produce, since the target adds a token of its own.
+
+        matches: each row's, where they were looked up.
+        """
+        self._classes = [class_of(row) for row in rows]
+        if matches:
+            self._classes = [replace(one, match=match) for one, match in zip(self._classes, matches, strict=True)]
+        asked = [row.generation.draft_length if proposing else 0 for row in rows]
+        self._choice = self._chosen(asked)
+        lookup, shape = self._shapes.lookup(self._choice), self._shape()
+        looked_up = [lookup is not None and lookup.takes(one.match) for one in self._classes]
+        shapes = [lookup.shape if lookup and taken else shape for taken in looked_up]
+        lengths = [
+            min(each.depth if own is None else own, each.depth if taken else self._shapes.longest, row.remaining - 1)
+            for own, taken, each, row in zip(asked, looked_up, shapes, rows, strict=True)
+        ]
+        return Plan(shapes, lengths, looked_up)
+
+    def _shape(self) -> Shape:
+        """Of what drafters propose in the round that was chosen."""
+        if lookup := self._shapes.lookup(self._choice):
+            return Shape.chain(lookup.own)
+        shape = self._shapes.shape(self._choice)
+        if not shape.form:
+            return shape
+        return self._shapes.fitted(shape, self._ranks, Counter(one.workload for one in self._classes))
+
+    def _chosen(self, asked: Sequence[int | None]) -> int:
         if None not in asked:
             return 0  # rows that say what they want get chains
         if self._governor is None:
             return self._shapes.largest
-        return self._governor.choose([class_of(row) for row in rows])
+        return self._governor.choose(self._classes)
 
     def learn(self, rows: Sequence[Row], plan: Plan, result: RoundResult, total_ms: float) -> None:
         """Learn from a round that was played, and tell the governor of it."""
         if self._shapes.trees:
-            for row, outcome in zip(rows, result.outcomes, strict=True):
-                if outcome.ranks and row.generation.lossless:
+            for row, outcome, taken in zip(rows, result.outcomes, plan.looked_up, strict=True):
+                if outcome.ranks and row.generation.lossless and not taken:
                     self._ranks.see(row.generation.workload, outcome.ranks)
         if self._governor is None:
             return
@@ -61,17 +84,18 @@ class Pace:
                 absorbed=result.absorbed,
                 sampled=any(row.sampler.sampled for row in rows),
                 rows=tuple(
-                    (class_of(row), self._proposed(plan, depth, outcome.proposed, width), outcome.accepted)
-                    for row, depth, outcome in zip(rows, result.asked, result.outcomes, strict=True)
+                    (row_class, self._proposed(plan, i, result, width), result.outcomes[i].accepted)
+                    for i, row_class in enumerate(self._classes)
                 ),
             )
         )
 
-    def _proposed(self, plan: Plan, asked: int, proposed: int, width: int) -> int:
+    def _proposed(self, plan: Plan, place: int, result: RoundResult, width: int) -> int:
         """How deep a row's proposal went, as far as it is judged by it: a tree or a match that ends early is a miss."""
-        if plan.shape.is_chain and proposed:
+        proposed = result.outcomes[place].proposed
+        if plan.shapes[place].is_chain and proposed and not plan.looked_up[place]:
             return proposed
-        return min(asked, plan.shape.depth) if width else 0
+        return result.asked[place] if width else 0
 
 
 def class_of(row: Row) -> RowClass:

@@ -6,26 +6,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from adapter.drafters.ngram import Ngram
 from adapter.drafters.protocol import DraftRow, Proposal, Shape
 from adapter.target import Target
 from service.engine.following import has_taps, turn_to
 from service.engine.generation import Row
 from service.engine.residents import Resident, blamed
 
-SURE = 5  # tokens of an n-gram match that goes before what a learned drafter would say
 CAUGHT_UP = 2  # tokens that a drafter lacks after a round in which all was accepted
 
 
 def propose(
-    target: Target, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int], shape: Shape
+    target: Target, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int], shapes: Sequence[Shape]
 ) -> tuple[Proposal, int]:
     """A proposal for the whole batch, and how many earlier tokens the drafters caught up on for it.
 
-    residents: each row's, in their order.
+    residents, lengths, shapes: each row's, in their order.
     """
     parts, absorbed = [], 0
-    for resident, places in _by_drafter(residents, lengths):
+    for resident, shape, places in _by_drafter(residents, lengths, shapes):
         served = [rows[i] for i in places]
         if remembers(resident):
             for row in served:
@@ -44,13 +42,15 @@ def nothing(target: Target, rows: int) -> Proposal:
     return Proposal(torch.empty(rows, 0, dtype=torch.long, device=target.device))
 
 
-def _by_drafter(residents: Sequence[Resident], lengths: Sequence[int]) -> list[tuple[Resident, list[int]]]:
-    """The drafters that are asked, each with the places of its rows in the batch."""
-    asked: dict[Resident, list[int]] = {}
-    for place, (resident, length) in enumerate(zip(residents, lengths, strict=True)):
+def _by_drafter(
+    residents: Sequence[Resident], lengths: Sequence[int], shapes: Sequence[Shape]
+) -> list[tuple[Resident, Shape, list[int]]]:
+    """The drafters that are asked, in which shape, and the places of the rows in the batch."""
+    asked: dict[tuple[Resident, Shape], list[int]] = {}
+    for place, (resident, length, shape) in enumerate(zip(residents, lengths, shapes, strict=True)):
         if length > 0 and resident.drafter is not None:
-            asked.setdefault(resident, []).append(place)
-    return list(asked.items())
+            asked.setdefault((resident, shape), []).append(place)
+    return [(*key, places) for key, places in asked.items()]
 
 
 def _ask(resident: Resident, rows: Sequence[Row], places: list[int], lengths: Sequence[int], shape: Shape) -> Proposal:
@@ -73,20 +73,6 @@ def _draft_row(row: Row, length: int, remembered: bool) -> DraftRow:
 def remembers(resident: Resident) -> bool:
     """Whether a drafter keeps anything of a row from round to round."""
     return resident.slots is not None or has_taps(resident)
-
-
-def looked_up(
-    ngrams: Resident, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int]
-) -> list[Resident]:
-    """Each row's drafter, or the n-grams where the text so far stood before for long enough."""
-    assert isinstance(ngrams.drafter, Ngram), "n-grams come from an ngram drafter"
-    chosen = list(residents)
-    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        if length > 0:
-            found = ngrams.drafter.found(_draft_row(row, length, False), length)
-            if found and found[0].matched >= SURE:
-                chosen[place] = ngrams
-    return chosen
 
 
 def within(shape: Shape, depth: int) -> Shape:

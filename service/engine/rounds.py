@@ -14,7 +14,7 @@ from adapter.target import Target
 from service.engine.accept import Outcome, accept
 from service.engine.following import Shown, followers, reading, ready
 from service.engine.generation import Row
-from service.engine.proposing import looked_up, nothing, propose
+from service.engine.proposing import nothing, propose
 from service.engine.pruning import pruning_of
 from service.engine.residents import Resident
 from service.engine.slots import Slots
@@ -22,11 +22,11 @@ from service.engine.slots import Slots
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be proposed: the shape, and how deep each row's proposal is to go; 0 for plain decoding."""
+    """What is to be proposed for each row: in which shape, and how deep that is to go; 0 for plain decoding."""
 
-    shape: Shape
+    shapes: list[Shape]
     lengths: list[int]
-    lookup: bool = False  # what n-grams say goes before what a row's own drafter would propose
+    looked_up: list[bool]  # the rows whose n-gram matches go before what their own drafter would propose
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def play(
     """Propose, verify, accept, once, and set every row's memory to what was accepted. `residents`: each row's."""
     began = perf_counter()
     followed = followers(residents, plan.lengths)
-    proposers = looked_up(ngrams, residents, rows, plan.lengths) if plan.lookup and ngrams else list(residents)
+    proposers = [ngrams if ngrams and taken else own for own, taken in zip(residents, plan.looked_up, strict=True)]
     asked = [k if ready(row, of) else 0 for row, of, k in zip(rows, proposers, plan.lengths, strict=True)]
-    proposal, absorbed = propose(target, proposers, rows, asked, plan.shape)
+    proposal, absorbed = propose(target, proposers, rows, asked, plan.shapes)
     drafted = perf_counter()
     starts = [row.target_length for row in rows]
     branches = None if proposal.parents is None else branches_of(starts, proposal.parents)
-    pruning = pruning_of(proposers, rows, proposal, branches, plan.shape)
+    pruning = pruning_of(proposers, rows, proposal, branches, plan.shapes[0])
     pruned = nullcontext() if pruning is None else pruning.in_pass(target, slots)
     with pruned, reading(target, slots, [resident for resident, _ in followed]) as reads:
         logits = verify(target, slots, rows, proposal, branches)

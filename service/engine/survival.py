@@ -7,6 +7,8 @@ new starts from what all classes do together, and they from a hopeful prior: a d
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from service.engine.lookups import Match
+
 CLASSES = 64  # kept apart; clients choose workloads freely, so the one not seen for longest is dropped
 DECAY = 1 - 1 / 100  # a count's weight is gone after some hundred further ones at its position
 PRIOR, PRIOR_WEIGHT = 0.8, 2.0  # probability and weight, before anything is known of a drafter
@@ -23,6 +25,7 @@ class RowClass:
     workload: str
     policy: str  # its bucket
     lossless: bool = True  # what is accepted leniently says nothing of other classes
+    match: Match = "none"  # whether the text's last tokens stood before, where n-grams are looked up
 
 
 @dataclass

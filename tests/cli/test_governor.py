@@ -34,7 +34,7 @@ def serving(database: Engine, governor: Governor | None) -> Iterator[str]:
 @pytest.fixture
 def governor() -> Governor:
     """It has seen that speculation pays for sql and not for chat."""
-    governor = Governor(4, GovernorConfig())
+    governor = Governor(Shapes(4), GovernorConfig())
     machine = Machine(lambda _, row_class: 0.9 if row_class == SQL else 0.05)
     for row_class in (SQL, CHAT):
         governed(machine, governor, [row_class] * 8, 302)
@@ -59,9 +59,9 @@ def test_each_line_says_the_choice_why_and_what_plain_decoding_gives(
 
 
 def test_a_tree_is_shown_with_its_size_and_how_it_came_about(redraft: Run, database: Engine) -> None:
-    trees = Shapes.of(4, 16).further
-    governor, worth = Governor(4, GovernorConfig(), trees), (1.7, 2.2, 1.4, 1.5)
-    gains = tuple((tree.depth, tree.nodes, gain) for tree, gain in zip(trees, worth, strict=True))
+    shapes, worth = Shapes.of(4, 16), (1.7, 2.2, 1.4, 1.5)
+    governor = Governor(shapes, GovernorConfig())
+    gains = tuple((tree.depth, tree.nodes, gain) for tree, gain in zip(shapes.further, worth, strict=True))
     governed(Machine(lambda _, row_class: 0.6, longest=4, trees=gains), governor, [SQL], 600)
     with serving(database, governor) as address:
         result = redraft("governor", "--url", address)
@@ -80,7 +80,7 @@ def test_json_holds_the_figures_as_the_server_gives_them(redraft: Run, database:
 def test_a_server_without_a_governor_and_one_without_rounds_are_told_apart(redraft: Run, database: Engine) -> None:
     with serving(database, None) as address:
         assert "the governor is off" in redraft("governor", "--url", address).stdout
-    with serving(database, Governor(4, GovernorConfig())) as address:
+    with serving(database, Governor(Shapes(4), GovernorConfig())) as address:
         assert "no round was played yet" in redraft("governor", "--url", address).stdout
 
 

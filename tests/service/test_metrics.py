@@ -167,7 +167,7 @@ def test_the_governor_is_shown_with_as_many_labels_as_the_requests_have(tiny_tar
     metrics.watch(decoder)
     read = samples(metrics)
     (choice,) = (c for c in governor.decisions() if c.workload == "sql")
-    labels = {"workload": "sql", "policy": "greedy", "batch": "3"}
+    labels = {"workload": "sql", "policy": "greedy", "match": "none", "batch": "3"}
     assert value(read, "governor_draft_length", **labels) == choice.draft_length > 0
     assert value(read, "governor_speed_up", **labels) == pytest.approx(choice.speed_up)
     assert value(read, "governor_round_seconds", **labels, decoding="plain") == pytest.approx(choice.plain_ms / 1e3)

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from service import openai_errors, operator_api
 from service.engine.governor import Governor, GovernorConfig, RowClass
+from service.engine.shapes import Shapes
 from service.guard import Guard
 from service.operator_api import operator_router
 from storage.access import ensure_operator_key
@@ -165,7 +166,7 @@ def test_servers_say_whether_they_have_applied_the_newest_move(ask: Ask, engine:
 
 
 def test_the_governor_says_what_it_chose_and_what_plain_decoding_would_give(engine: Engine, key: str) -> None:
-    governor = Governor(4, GovernorConfig())
+    governor = Governor(Shapes(4), GovernorConfig())
     governed(Machine(lambda _, row_class: 0.8), governor, [RowClass("sql", "greedy")] * 2, 200)
     with running(app(engine, governor)) as address:
         status, data = call(address, "GET", "/redraft/governor", headers={"Authorization": f"Bearer {key}"})

@@ -10,6 +10,7 @@ from time import perf_counter
 
 from service.engine.floor import Proposed
 from service.engine.governor import Governor, GovernorConfig, Played
+from service.engine.shapes import Shapes
 from service.engine.survival import RowClass
 from service.hosts.vllm.requests import Request
 
@@ -31,7 +32,7 @@ class Pace:
 
     def __init__(self, limit: int, config: GovernorConfig) -> None:
         self._limit = limit
-        self.governor = Governor(limit, config)
+        self.governor = Governor(Shapes(limit), config)
         self._open: Open | None = None
 
     def verified(self, requests: Sequence[Request | None], played: Sequence[Proposed], all_rows: bool) -> None:

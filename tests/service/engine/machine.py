@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from adapter.acceptance import expected_length
 from service.engine.governor import Governor, Played, RowClass
+from service.engine.lookups import Lookup
 
 WIDTHS = (1, 2, 3, 5, 9, 16)
 BF16 = {
@@ -60,6 +61,8 @@ class Machine:
     load: Callable[[int], float] = lambda _: 1.0
     longest: int = 1_000  # chain; what comes after it are trees
     trees: Sequence[tuple[int, int, float]] = ()  # depth, tokens, and how many independent proposals a node is worth
+    lookups: Sequence[Lookup] = ()  # what comes after the trees
+    matched: float = 0.0  # acceptance probability of what followed a match
     round: int = 0
 
     def __post_init__(self) -> None:
@@ -73,23 +76,43 @@ class Machine:
         self._seat(len(rows))
         self.round += 1
         absorbed = sum(self.behind) if k else 0
-        depth, nodes, _ = self.shape(k)
-        outcomes = tuple((row, depth, self._accepted(row, k)) for row in rows)
+        nodes, wanted = self.shape(k)[1], [self._wanted(row, k) for row in rows]
+        outcomes = tuple(
+            (row, depth, self._accepted(depth, probability))
+            for row, (depth, probability) in zip(rows, wanted, strict=True)
+        )
         self._advance(outcomes)
         load = self.load(self.round)
-        draft = (depth * (2 + 0.1 * len(rows)) + absorbed * self.catch_up_ms) * load if k else 0.0
+        draft = (self._steps(rows, k) * (2 + 0.1 * len(rows)) + absorbed * self.catch_up_ms) * load if k else 0.0
         verify = verify_ms(self.table, len(rows), nodes + 1) * load
-        self.total.tokens += sum(expected_length(self._probability(row, k), depth) for row in rows)
+        self.total.tokens += sum(expected_length(probability, depth) for depth, probability in wanted)
         self.total.ms += draft + verify + 0.5
         slow = self.random.lognormvariate(0, self.noise) * (3 if self.random.random() < self.spikes else 1)
         sampled = any(row.policy != "greedy" for row in rows)
         return Played(len(rows), k, draft * slow, verify * slow, 0.5, absorbed, sampled, outcomes)
 
     def shape(self, k: int) -> tuple[int, int, float]:
+        if lookup := self._lookup(k):
+            return lookup.shape.depth, lookup.shape.nodes, 1.0
         return (k, k, 1.0) if k <= self.longest else self.trees[k - self.longest - 1]
 
-    def _probability(self, row: RowClass, k: int) -> float:
-        return 1 - (1 - self.truth(self.round, row)) ** self.shape(k)[2]
+    def _lookup(self, k: int) -> Lookup | None:
+        at = k - self.longest - 1 - len(self.trees)
+        return self.lookups[at] if at >= 0 else None
+
+    def _wanted(self, row: RowClass, k: int) -> tuple[int, float]:
+        """How deep the row's proposal goes, and how likely each of its tokens is accepted."""
+        (depth, _, worth), lookup = self.shape(k), self._lookup(k)
+        if lookup is not None and lookup.takes(row.match):
+            return depth, self.matched
+        return depth if lookup is None else lookup.own, 1 - (1 - self.truth(self.round, row)) ** worth
+
+    def _steps(self, rows: Sequence[RowClass], k: int) -> int:
+        """Steps of drafting: as many as the longest proposal of a row without a match has."""
+        lookup = self._lookup(k)
+        return max(
+            (self._wanted(row, k)[0] for row in rows if lookup is None or not lookup.takes(row.match)), default=0
+        )
 
     def swap(self) -> None:
         self.behind = [self.prompt + self.output - left for left in self.left]
@@ -100,9 +123,9 @@ class Machine:
             self.behind.append(self.prompt)
             self.left.append(self.random.randint(1, self.output))
 
-    def _accepted(self, row: RowClass, k: int) -> int:
-        probability, accepted = self._probability(row, k), 0
-        while accepted < self.shape(k)[0] and self.random.random() < probability:
+    def _accepted(self, depth: int, probability: float) -> int:
+        accepted = 0
+        while accepted < depth and self.random.random() < probability:
             accepted += 1
         return accepted
 

@@ -75,7 +75,7 @@ class Rig:
 
     def round(self, shape: Shape) -> tuple[int, int]:
         """Play one; (proposed, accepted)."""
-        plan = Plan(shape, [shape.depth])
+        plan = Plan([shape], [shape.depth], [False])
         (outcome,) = play(self.target, self.slots, [self.resident], [self.row], plan, 0).outcomes
         self.row.sequence += outcome.tokens
         return outcome.proposed, outcome.accepted

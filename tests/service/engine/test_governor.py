@@ -22,7 +22,7 @@ SIZES = (1, 4, 8, 16)
 
 
 def made(limit: int = LIMIT, **config: float) -> Governor:
-    return Governor(limit, GovernorConfig(**config))
+    return Governor(Shapes(limit), GovernorConfig(**config))
 
 
 def always(probability: float) -> Truth:
@@ -119,7 +119,7 @@ def test_near_break_even_it_does_not_flap(batch: int, probability: float) -> Non
     machine, governor, best = Machine(always(probability)), made(), []
     for _ in range(2000):
         governed(machine, governor, [A] * batch, 1)
-        best.append(governor._best > 0)  # what is chosen when no probe is made
+        best.append(governor._standing.best > 0)  # what is chosen when no probe is made
     assert sum(before != after for before, after in pairwise(best)) <= 25
 
 
@@ -192,7 +192,7 @@ def test_seeded_rows_that_are_not_played_as_sampled_do_not_leave_it_stuck() -> N
 
 def test_neither_choice_nor_observation_has_a_place_for_tokens() -> None:
     assert set(inspect.signature(Governor.choose).parameters) == {"self", "rows"}
-    assert set(RowClass.__dataclass_fields__) == {"workload", "policy", "lossless"}
+    assert set(RowClass.__dataclass_fields__) == {"workload", "policy", "lossless", "match"}
     figures = {"batch", "width", "draft_ms", "verify_ms", "other_ms", "absorbed", "sampled", "rows"}
     assert set(Played.__dataclass_fields__) == figures
 
@@ -247,7 +247,8 @@ def test_classes_and_batch_sizes_are_decided_apart() -> None:
     assert found["b", 8] == 0
 
 
-TREES = Shapes.of(LIMIT, 32).further
+SHAPES = Shapes.of(LIMIT, 32)
+TREES = SHAPES.further
 WORTH = (1.6, 2.0, 2.3, 1.5, 1.8, 2.0)  # grown trees, and those of fixed form
 GAINS = tuple((tree.depth, tree.nodes, gain) for tree, gain in zip(TREES, WORTH, strict=True))
 
@@ -274,13 +275,13 @@ def test_trees_double_from_eight_tokens_and_each_has_a_twin_of_fixed_form() -> N
 @pytest.mark.parametrize("batch", SIZES)
 @pytest.mark.parametrize("probability", [0.3, 0.5, 0.8])
 def test_among_trees_chains_and_plain_rounds_the_best_is_found(batch: int, probability: float) -> None:
-    machine, governor = branching(probability), Governor(LIMIT, GovernorConfig(), TREES)
+    machine, governor = branching(probability), Governor(SHAPES, GovernorConfig())
     governed(machine, governor, [A] * batch, 2000)
     assert machine.total.progress >= 0.94 * best_of_all(probability, batch)[0]
 
 
 def test_at_a_small_batch_that_is_a_tree_and_decisions_say_how_large() -> None:
-    machine, governor = branching(0.6), Governor(LIMIT, GovernorConfig(), TREES)
+    machine, governor = branching(0.6), Governor(SHAPES, GovernorConfig())
     chosen = governed(machine, governor, [A], 1500)
     assert best_of_all(0.6, 1)[1] > LIMIT
     assert sum(k > LIMIT for k in chosen[-300:]) > 250
@@ -292,13 +293,76 @@ def test_at_a_small_batch_that_is_a_tree_and_decisions_say_how_large() -> None:
 
 def test_trees_that_accept_no_more_than_chains_cost_little() -> None:
     useless = tuple((depth, nodes, 1.0) for depth, nodes, _ in GAINS)
-    machine, governor = branching(0.7, useless), Governor(LIMIT, GovernorConfig(), TREES)
+    machine, governor = branching(0.7, useless), Governor(SHAPES, GovernorConfig())
     governed(machine, governor, [A] * 4, 2000)
     assert machine.total.progress >= 0.94 * best_of_all(0.7, 4, useless)[0]
 
 
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_useless_drafter_costs_at_most_three_percent_with_trees_too(batch: int) -> None:
-    machine, governor = branching(0.0), Governor(LIMIT, GovernorConfig(), TREES)
+    machine, governor = branching(0.0), Governor(SHAPES, GovernorConfig())
     governed(machine, governor, [A] * batch, 1500)
     assert machine.total.progress >= 0.97 * fixed(branching(0.0), [A] * batch, 0, 100)
+
+
+LOOKING_UP = Shapes.of(LIMIT, 0, ngram_first=True)
+
+
+def matching(drafter: float, match: float, seed: int = 0) -> Machine:
+    """A machine on which matches are looked up."""
+    return Machine(always(drafter), seed=seed, longest=LIMIT, lookups=LOOKING_UP.lookups, matched=match)
+
+
+def best_with_matches(drafter: float, match: float, rows: Sequence[RowClass]) -> float:
+    """Progress of the best single choice for rows with these matches."""
+    return max(fixed(matching(drafter, match, seed=99), rows, k, 300) for k in range(LOOKING_UP.choices))
+
+
+@pytest.mark.parametrize(("drafter", "match"), [(0.0, 0.85), (0.6, 0.9), (0.6, 0.3), (0.0, 0.0)])
+def test_rows_with_matches_and_rows_without_each_get_what_is_best_for_them(drafter: float, match: float) -> None:
+    """One request, whose text repeats itself for some rounds and then does not."""
+    governor, machine, ideal = Governor(LOOKING_UP, GovernorConfig()), matching(drafter, match), 0.0
+    states = [[A], [replace(A, match="long")], [A], [replace(A, match="short")]]
+    best = [best_with_matches(drafter, match, rows) for rows in states]
+    for _ in range(60):
+        for rows, progress in zip(states, best, strict=True):
+            before = machine.total.ms
+            governed(machine, governor, rows, 7)
+            ideal += progress * (machine.total.ms - before)
+    assert machine.total.tokens >= 0.95 * ideal
+
+
+def test_in_a_batch_matches_go_first_and_the_other_rows_have_their_drafter() -> None:
+    rows = [A, replace(A, match="long"), A, replace(A, match="long")]
+    governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.6, 0.9)
+    chosen = governed(machine, governor, rows, 1500)
+    assert machine.total.progress >= 0.95 * best_with_matches(0.6, 0.9, rows)
+    lookups = [LOOKING_UP.lookup(k) for k in chosen[500:]]
+    assert sum(lookup is not None and lookup.own > 0 for lookup in lookups) > 800
+
+
+def test_a_swap_leaves_what_is_known_of_matches() -> None:
+    rows = [replace(A, match="long")]
+    governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.0)
+    governed(machine, governor, rows, 300)
+    governor.rearm()
+    lookups = [LOOKING_UP.lookup(k) for k in governed(machine, governor, rows, 50)]
+    assert sum(lookup is not None for lookup in lookups) <= 12
+
+
+def test_what_is_not_for_rows_with_such_matches_is_never_chosen() -> None:
+    governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.3, 0.9)
+    assert all(LOOKING_UP.lookup(k) is None for k in governed(machine, governor, [A] * 4, 600))
+    alone = governed(machine, governor, [replace(A, match="short")] * 4, 600)
+    assert {lookup.own for k in alone if (lookup := LOOKING_UP.lookup(k))} == {0}
+
+
+def test_a_decision_on_rows_with_matches_stands_apart_and_says_so() -> None:
+    governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.9)
+    for rows in ([A], [replace(A, match="long")]) * 20:
+        governed(machine, governor, rows, 20)
+    found = {choice.match: choice for choice in governor.decisions()}
+    assert set(found) == {"none", "long"}
+    assert (found["none"].draft_length, found["none"].lookup) == (0, False)
+    assert (found["long"].draft_length, found["long"].lookup) == (14, True)
+    assert len(found["long"].survival) == 14

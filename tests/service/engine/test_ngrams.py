@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from adapter.drafters.ngram import Ngram
+from adapter.drafters.protocol import Shape
 from adapter.policy import Policy
 from adapter.target import Target
+from service.engine import lookups
 from service.engine.engine import Engine
+from service.engine.lookups import Lookup
 from service.engine.ngrams import WAITING, Ngrams
+from service.engine.shapes import Shapes
 from tests.adapter.conditioned import first
 from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.small import LENGTH, PROMPT, exact, p_value, small_target
@@ -56,13 +60,16 @@ def test_as_a_drafter_they_are_swapped_in_like_any_other(target: Target) -> None
     assert outputs == [plain_greedy(target, prompt, 60) for prompt in prompts]
 
 
+@pytest.mark.parametrize("form", [Shape.chain(4), Shape(14, 15, 4)], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", ["causal_lm", "medusa"])
-def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str) -> None:
+def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str, form: Shape) -> None:
     """Rounds of the match are version 0's, and the others the drafter's; no token changes."""
     drafter = first_layers(target, layers=1) if kind == "causal_lm" else first(target, kind)
     prompts = [random_prompt(target, seed, 8) for seed in range(3)]
-    with running(target, drafter, ngram_first=True) as engine:
-        engine._pace._chosen = lambda rows, asked: engine._shapes.largest + 1  # type: ignore[method-assign]
+    shapes = Shapes.of(4, 0, ngram_first=True)
+    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, 4))
+    with running(target, drafter, governed=True, ngram_first=True) as engine:
+        engine._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
         before = [ask(engine, prompt, 40).wait() for prompt in prompts]
         settled(engine)
         clients = [ask(engine, prompt, 40) for prompt in prompts]
@@ -72,6 +79,7 @@ def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str) ->
     assert {r.version for r in rounds} == {0, 1}
     looked_up = [r for r in rounds if r.version == 0]
     assert sum(r.accepted for r in looked_up) > 0.9 * sum(r.proposed for r in looked_up)
+    assert max(r.proposed for r in looked_up) == form.depth
     assert before == [plain_greedy(target, prompt, 40) for prompt in prompts]
 
 
@@ -92,6 +100,31 @@ def test_sampled_rows_follow_the_targets_distribution(target: Target, nodes: int
     assert len(rounds) > 0
 
 
+@pytest.mark.parametrize("form", [Shape.chain(3), Shape(14, 15, 4)], ids=["chain", "tree"])
+def test_so_do_sampled_rows_whose_matches_go_before_their_drafter(
+    target: Target, form: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bound, with matches that count as long and rows without one in a batch."""
+    monkeypatch.setattr(lookups, "SURE", 2)  # outputs of four tokens have no longer ones
+    small, policy = small_target(target), Policy(1.0)
+    shapes = Shapes.of(3, 0, ngram_first=True)
+    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, 3))
+    drafter = first_layers(small, layers=1, vocabulary=small.vocab_size)
+    with running(
+        small, drafter, governed=True, ngram_first=True, slots=64, draft_length=3, context=16, waiting=3000
+    ) as engine:
+        engine._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
+        for _ in range(50):
+            ask(engine, PROMPT, LENGTH, policy).wait()
+        settled(engine)
+        clients = [ask(engine, PROMPT, LENGTH, policy) for _ in range(2000)]
+        outputs = [tuple(client.wait()) for client in clients]
+        versions = {r.version for client in clients for r in client.usage.rounds}
+        assert engine.lanes.faults == 0
+    assert p_value(outputs, exact(small, policy)) > FALSE_ALARM
+    assert versions == {0, 1}
+
+
 def test_where_they_fail_decoding_goes_on_without_them(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise RuntimeError("no n-grams today")
@@ -101,6 +134,19 @@ def test_where_they_fail_decoding_goes_on_without_them(target: Target, monkeypat
     with running(target, fallback="ngram") as engine:
         assert ask(engine, prompt, 20).wait() == ask(engine, prompt, 20).wait()
         assert engine.lanes.faults == 1
+
+
+def test_matches_that_cannot_be_looked_up_cost_no_request(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no n-grams today")
+
+    monkeypatch.setattr(Ngram, "found", broken)
+    prompt = random_prompt(target, 3)
+    with running(target, first_layers(target), governed=True, ngram_first=True) as engine:
+        client = ask(engine, prompt, 20)
+        assert client.wait() == plain_greedy(target, prompt, 20)
+        assert engine.lanes.faults == 1
+        assert {r.version for r in ask(engine, prompt, 20).usage.rounds} <= {1}
 
 
 def test_outputs_that_come_too_fast_are_left_out_and_counted(target: Target) -> None:

@@ -1,0 +1,65 @@
+"""Survival by choice: what the governor expects of each shape that it chooses among, for rows of a class."""
+
+from collections.abc import Callable, Iterable
+
+from service.engine.shapes import Shapes
+from service.engine.survival import RowClass, Survival
+
+
+class Forms:
+    """An estimate for all chains, as a longer one begins as a shorter one does; one for each tree and form of match."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._matches = {lookup.shape: Survival(lookup.shape.depth) for lookup in shapes.lookups}
+        self.swapped()
+
+    def swapped(self) -> None:
+        """Another drafter: nothing is known of it, while n-gram matches are what they were."""
+        self._chain = Survival(self._shapes.longest)
+        self._trees = [Survival(shape.depth, self._chain, tree=True) for shape in self._shapes.further]
+
+    def see(self, row_class: RowClass, choice: int, proposed: int, accepted: int) -> None:
+        """Note a row's round."""
+        self._of(row_class, choice).see(row_class, proposed, accepted)
+
+    @property
+    def known(self) -> float:
+        """The weight of what is known of the drafter's first position, or of the matches'."""
+        return max(survival.known for survival in self._all())
+
+    def fade(self, classes: Iterable[RowClass]) -> None:
+        """Make ready for a probe: what it finds is to count against what was known before."""
+        for survival in self._all():
+            survival.fade(classes)
+
+    def cumulative(self, row_class: RowClass, choice: int) -> list[float]:
+        """P(at least j tokens accepted), j = 1, 2, ..., of the choice's kind."""
+        return self._of(row_class, choice).cumulative(row_class)
+
+    def expected(self, row_class: RowClass) -> list[float]:
+        """Tokens that a round is expected to commit, by choice."""
+        return self._by_choice(row_class, lambda survival: survival.expected(row_class))
+
+    def hoped(self, row_class: RowClass) -> list[float]:
+        """The same where the drafter is as good as the counts do not rule out."""
+        return self._by_choice(row_class, lambda survival: survival.hoped(row_class))
+
+    def _by_choice(self, row_class: RowClass, tokens: Callable[[Survival], list[float]]) -> list[float]:
+        """`tokens` gives them by depth."""
+        chain, matches = tokens(self._chain), {shape: tokens(one)[-1] for shape, one in self._matches.items()}
+        looked_up = (
+            matches[one.shape] if one.takes(row_class.match) else chain[one.own] for one in self._shapes.lookups
+        )
+        return [*chain, *(tokens(one)[-1] for one in self._trees), *looked_up]
+
+    def _of(self, row_class: RowClass, choice: int) -> Survival:
+        if choice <= self._shapes.longest:
+            return self._chain
+        lookup = self._shapes.lookup(choice)
+        if lookup is None:
+            return self._trees[choice - self._shapes.longest - 1]
+        return self._matches[lookup.shape] if lookup.takes(row_class.match) else self._chain
+
+    def _all(self) -> list[Survival]:
+        return [self._chain, *self._trees, *self._matches.values()]
