@@ -17,6 +17,7 @@ from service.engine.fit import Fit, Point, Size, fitted
 from service.engine.survival import RowClass
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # the greatest of each bucket
+COLD = 2  # rounds before a mean is believed to be far from the fit: the very first one may be twice as long
 FIRST = 5  # rounds whose lower quartile a mean starts from: whatever is done first is slow once or twice
 CLIP = 1.25  # a round counts as no longer or shorter than by this factor: a neighbour can triple single ones
 FORGET = 0.99  # what a round's weight loses with each further one
@@ -109,7 +110,6 @@ class Costs:
         """Note a round."""
         self._round += 1
         extra, key = self._extra(played), (bucket(played.batch), played.width, played.sampled)
-        new = key not in self._cells
         cell = self._cells.setdefault(key, Cell(played.batch))
         if cell.rounds >= FIRST:
             self._move_level(played.ms - extra, cell)
@@ -117,7 +117,7 @@ class Costs:
         if played.width > 0:
             self._note_extra(extra / played.batch)
         self._behind = 0 if played.width > 0 else self._behind + 1
-        if new or self._round % REFIT == 0:
+        if cell.rounds <= COLD or self._round % REFIT == 0:
             self._fit = fitted(self._points())
 
     def swapped(self) -> None:
@@ -130,6 +130,7 @@ class Costs:
         cell = self._cells.get((bucket(batch), draft_length, sampled))
         if cell is not None:
             local = cell.ms * fitted / self._fit.ms(cell.batch, self._size(draft_length), sampled)
+            local = local if cell.rounds >= COLD else min(local, fitted * CLIP)
             fitted = (fitted + cell.rounds * local) / (1 + cell.rounds)
         catch_up = self._catch_up * batch if draft_length > 0 else 0.0
         return fitted * self._level + catch_up
@@ -192,7 +193,9 @@ class Costs:
             self._catch_up += CATCH_UP_RATE * (row_ms - self._catch_up)
 
     def _points(self) -> list[Point]:
-        return [Point(c.batch, self._size(k), sampled, c.ms, c.rounds) for (_, k, sampled), c in self._cells.items()]
+        """Of what is not cold, if there is anything."""
+        found = {key: cell for key, cell in self._cells.items() if cell.rounds >= COLD} or self._cells
+        return [Point(c.batch, self._size(k), sampled, c.ms, c.rounds) for (_, k, sampled), c in found.items()]
 
     def _size(self, draft_length: int) -> Size:
         return self._further.get(draft_length) or Size(draft_length, draft_length)

@@ -7,11 +7,14 @@ from service.engine.survival import RowClass, Survival
 
 
 class Forms:
-    """An estimate for all chains, as a longer one begins as a shorter one does; one for each tree and form of match."""
+    """An estimate for all chains, as a longer one begins as a shorter one does, one for each tree, one for matches.
+
+    What is proposed out of matches is one text, in more or fewer tokens: whichever is played tells of all.
+    """
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._matches = {lookup.shape: Survival(lookup.shape.depth) for lookup in shapes.lookups}
+        self._matches = Survival(max((lookup.shape.depth for lookup in shapes.lookups), default=0))
         self.swapped()
 
     def swapped(self) -> None:
@@ -35,7 +38,8 @@ class Forms:
 
     def cumulative(self, row_class: RowClass, choice: int) -> list[float]:
         """P(at least j tokens accepted), j = 1, 2, ..., of the choice's kind."""
-        return self._of(row_class, choice).cumulative(row_class)
+        survival, lookup = self._of(row_class, choice).cumulative(row_class), self._shapes.lookup(choice)
+        return survival if lookup is None else survival[: lookup.shape.depth]
 
     def expected(self, row_class: RowClass) -> list[float]:
         """Tokens that a round is expected to commit, by choice."""
@@ -47,9 +51,9 @@ class Forms:
 
     def _by_choice(self, row_class: RowClass, tokens: Callable[[Survival], list[float]]) -> list[float]:
         """`tokens` gives them by depth."""
-        chain, matches = tokens(self._chain), {shape: tokens(one)[-1] for shape, one in self._matches.items()}
+        chain, matches = tokens(self._chain), tokens(self._matches)
         looked_up = (
-            matches[one.shape] if one.takes(row_class.match) else chain[one.own] for one in self._shapes.lookups
+            matches[one.shape.depth] if one.takes(row_class.match) else chain[one.own] for one in self._shapes.lookups
         )
         return [*chain, *(tokens(one)[-1] for one in self._trees), *looked_up]
 
@@ -59,7 +63,7 @@ class Forms:
         lookup = self._shapes.lookup(choice)
         if lookup is None:
             return self._trees[choice - self._shapes.longest - 1]
-        return self._matches[lookup.shape] if lookup.takes(row_class.match) else self._chain
+        return self._matches if lookup.takes(row_class.match) else self._chain
 
     def _all(self) -> list[Survival]:
-        return [self._chain, *self._trees, *self._matches.values()]
+        return [self._chain, *self._trees, *([self._matches] if self._shapes.lookups else [])]

@@ -63,6 +63,7 @@ class Machine:
     trees: Sequence[tuple[int, int, float]] = ()  # depth, tokens, and how many independent proposals a node is worth
     lookups: Sequence[Lookup] = ()  # what comes after the trees
     matched: float = 0.0  # acceptance probability of what followed a match
+    cold: float = 1.0  # how much longer the first round of each choice takes
     round: int = 0
 
     def __post_init__(self) -> None:
@@ -70,6 +71,7 @@ class Machine:
         self.behind: list[int] = []
         self.left: list[int] = []
         self.total = Total()
+        self.played: set[int] = set()
 
     def play(self, rows: Sequence[RowClass], k: int) -> Played:
         """One round of draft length k."""
@@ -88,6 +90,8 @@ class Machine:
         self.total.tokens += sum(expected_length(probability, depth) for depth, probability in wanted)
         self.total.ms += draft + verify + 0.5
         slow = self.random.lognormvariate(0, self.noise) * (3 if self.random.random() < self.spikes else 1)
+        slow *= 1.0 if k in self.played else self.cold
+        self.played.add(k)
         sampled = any(row.policy != "greedy" for row in rows)
         return Played(len(rows), k, draft * slow, verify * slow, 0.5, absorbed, sampled, outcomes)
 

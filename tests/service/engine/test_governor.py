@@ -305,12 +305,13 @@ def test_a_useless_drafter_costs_at_most_three_percent_with_trees_too(batch: int
     assert machine.total.progress >= 0.97 * fixed(branching(0.0), [A] * batch, 0, 100)
 
 
+A_MATCH = replace(A, match="long")
 LOOKING_UP = Shapes.of(LIMIT, 0, ngram_first=True)
 
 
-def matching(drafter: float, match: float, seed: int = 0) -> Machine:
+def matching(drafter: float, match: float, seed: int = 0, cold: float = 1.0) -> Machine:
     """A machine on which matches are looked up."""
-    return Machine(always(drafter), seed=seed, longest=LIMIT, lookups=LOOKING_UP.lookups, matched=match)
+    return Machine(always(drafter), seed=seed, longest=LIMIT, lookups=LOOKING_UP.lookups, matched=match, cold=cold)
 
 
 def best_with_matches(drafter: float, match: float, rows: Sequence[RowClass]) -> float:
@@ -322,7 +323,7 @@ def best_with_matches(drafter: float, match: float, rows: Sequence[RowClass]) ->
 def test_rows_with_matches_and_rows_without_each_get_what_is_best_for_them(drafter: float, match: float) -> None:
     """One request, whose text repeats itself for some rounds and then does not."""
     governor, machine, ideal = Governor(LOOKING_UP, GovernorConfig()), matching(drafter, match), 0.0
-    states = [[A], [replace(A, match="long")], [A], [replace(A, match="short")]]
+    states = [[A], [A_MATCH], [A], [replace(A, match="short")]]
     best = [best_with_matches(drafter, match, rows) for rows in states]
     for _ in range(60):
         for rows, progress in zip(states, best, strict=True):
@@ -332,8 +333,16 @@ def test_rows_with_matches_and_rows_without_each_get_what_is_best_for_them(draft
     assert machine.total.tokens >= 0.95 * ideal
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_choice_whose_first_round_was_slow_is_tried_again(seed: int) -> None:
+    """The widest pass is the best by far, and its first one takes three times as long."""
+    governor, machine, rows = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.9, seed, 3.0), [A_MATCH]
+    lookups = [LOOKING_UP.lookup(k) for k in governed(machine, governor, rows, 100)]
+    assert sum(lookup is not None and lookup.shape.nodes == 15 for lookup in lookups) > 75
+
+
 def test_in_a_batch_matches_go_first_and_the_other_rows_have_their_drafter() -> None:
-    rows = [A, replace(A, match="long"), A, replace(A, match="long")]
+    rows = [A, A_MATCH, A, A_MATCH]
     governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.6, 0.9)
     chosen = governed(machine, governor, rows, 1500)
     assert machine.total.progress >= 0.95 * best_with_matches(0.6, 0.9, rows)
@@ -342,7 +351,7 @@ def test_in_a_batch_matches_go_first_and_the_other_rows_have_their_drafter() -> 
 
 
 def test_a_swap_leaves_what_is_known_of_matches() -> None:
-    rows = [replace(A, match="long")]
+    rows = [A_MATCH]
     governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.0)
     governed(machine, governor, rows, 300)
     governor.rearm()
@@ -359,7 +368,7 @@ def test_what_is_not_for_rows_with_such_matches_is_never_chosen() -> None:
 
 def test_a_decision_on_rows_with_matches_stands_apart_and_says_so() -> None:
     governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.9)
-    for rows in ([A], [replace(A, match="long")]) * 20:
+    for rows in ([A], [A_MATCH]) * 20:
         governed(machine, governor, rows, 20)
     found = {choice.match: choice for choice in governor.decisions()}
     assert set(found) == {"none", "long"}
