@@ -20,7 +20,8 @@ from benchmarks.workload import Workload
 from service.engine.engine import EngineConfig
 from service.engine.generation import Generation
 from service.feedback import FeedbackWriter
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 
 NAME = "bench"  # of the stream that is written to
 WRITE_SECONDS = 30.0

@@ -9,8 +9,6 @@ from service.engine.generation import Generation, TeacherRow, usage
 from service.origin import Origin, resident_mb
 from storage.records import SCHEMA_VERSION, FeedbackRecord, Round, TeacherRows, int32
 
-__all__ = ["SOURCE", "Origin", "record_of", "teacher_rows"]
-
 SOURCE = "reference"
 
 

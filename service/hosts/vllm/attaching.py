@@ -22,8 +22,8 @@ from service.hosts.inside import InsideConfig, Looking, server_id
 from service.hosts.lossy import Guard
 from service.lineage import choose
 from service.live import LiveConfig, LiveFollower
+from service.origin import Origin
 from service.placing import Offer
-from service.recording import Origin
 from storage.capabilities import Capabilities
 from storage.config import StorageConfig, read
 from storage.database import open_database

@@ -27,7 +27,8 @@ from service.hosts.vllm.core import Core
 from service.hosts.vllm.drafting import Bounds
 from service.hosts.vllm.expansion import mend
 from service.hosts.vllm.requests import Request
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.config import read
 from storage.records import FeedbackRecord
 

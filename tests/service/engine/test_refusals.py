@@ -16,7 +16,8 @@ from adapter.policy import Policy
 from adapter.replay import overlaps, row_weights
 from adapter.rescore import rescore
 from adapter.target import Target
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from storage.records import FeedbackRecord
 from tests.service.engine.oracle import ask, first_layers, running
 from tests.service.engine.small import PROMPT, small_target

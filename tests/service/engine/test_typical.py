@@ -10,7 +10,8 @@ from adapter.target import Target
 from adapter.typical import Typical
 from service.engine.pace import class_of
 from service.engine.survival import RowClass, Survival
-from service.recording import Origin, record_of
+from service.origin import Origin
+from service.recording import record_of
 from tests.service.engine.oracle import Client, ask, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.small import LENGTH, PROMPT, Output, exact, p_value, small_target
 from tests.service.engine.test_sampling import FALSE_ALARM
