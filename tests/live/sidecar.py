@@ -22,7 +22,9 @@ import pytest
 import structlog
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from service.engine.audit import ROUNDINGS
 from storage.records import FeedbackRecord, decode
 from storage.redis_clients import consume
 from storage.validation import validate
@@ -34,8 +36,10 @@ from tests.test_packages import CHECKOUT
 NOISY = f"{DRAFTER}-noisy"
 NOISE = 0.06  # of a matrix' own spread
 PROMPTS = [prompt.text for prompt in prompts(24)]
-LENGTHS = (40, 17, 33)  # tokens of an answer; 17 cuts a step short now and then
+LENGTHS = (28, 13, 21)  # tokens of an answer; 13 cuts a step short now and then
+DTYPE = "float32"  # in bf16 two runs of one drafter round apart too often to tell a fault from a tie
 Rounds = list[tuple[int, int, int]]  # start, proposed, accepted
+Recorded = dict[tuple[bytes, bytes], FeedbackRecord]  # by prompt and output
 log = structlog.get_logger()
 
 
@@ -73,7 +77,7 @@ def sidecar(beside: Stack, engine: str) -> Iterator[str]:
         process = subprocess.Popen(command, env=environ, cwd=CHECKOUT, stdout=output, stderr=output)
     try:
         address = f"http://127.0.0.1:{port}"
-        _until(lambda: _observes(address), 120)
+        _until(lambda: _observes(address), 600)  # its short questions are eight answers
         yield address
     finally:
         process.terminate()
@@ -114,7 +118,7 @@ def _sent(address: str, number: int) -> tuple[int, dict[str, str], bytes]:
     return told(address, path, body, seconds=300)
 
 
-def _records(beside: Stack, source: str) -> dict[tuple[bytes, bytes], FeedbackRecord]:
+def _records(beside: Stack, source: str) -> Recorded:
     """By prompt and output; of two sendings of one prompt any, as they are equal."""
     redis = consume(beside.storage.stream_url)
     try:
@@ -134,19 +138,17 @@ def _refused(record: FeedbackRecord) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def inside(beside: Stack) -> dict[tuple[bytes, bytes], FeedbackRecord]:
+def inside(beside: Stack) -> Recorded:
     """With the proposer inside vLLM and the sidecar before it."""
-    with serving(beside, "proposer", True) as server, sidecar(beside, server.url) as address:
-        _until(lambda: "live.applied" in server.log.read_text(errors="replace"), 60)
+    with serving(beside, "proposer", True, DTYPE) as server, sidecar(beside, server.url) as address:
+        _until(lambda: "live.applied" in server.log.read_text(errors="replace"), 300)
         for number in range(len(PROMPTS)):
             assert _sent(address, number)[0] == 200
-        _until(lambda: len(_records(beside, "sidecar")) >= len(PROMPTS) - 2, 30)
+        _until(lambda: len(_records(beside, "sidecar")) >= len(PROMPTS) - 2, 60)
     return _records(beside, "vllm")
 
 
-def test_rounds_equal_those_that_the_proposer_recorded_wherever_they_are_exact(
-    beside: Stack, inside: dict[tuple[bytes, bytes], FeedbackRecord]
-) -> None:
+def test_rounds_equal_those_that_the_proposer_recorded_wherever_they_are_exact(beside: Stack, inside: Recorded) -> None:
     reconstructed = _records(beside, "sidecar")
     pairs = [(record, inside[key]) for key, record in reconstructed.items() if key in inside]
     exact = [(mine, its) for mine, its in pairs if mine.positions.startswith("exact")]
@@ -168,36 +170,62 @@ def test_rounds_equal_those_that_the_proposer_recorded_wherever_they_are_exact(
         validate(record, 49_152)
 
 
-def test_the_same_drafter_as_a_draft_model_is_observed_byte_for_byte(
-    beside: Stack, inside: dict[tuple[bytes, bytes], FeedbackRecord]
-) -> None:
-    """Plain bytes without the sidecar, the same with it; and the positions of the proposer, near-ties apart.
+@pytest.fixture(scope="module")
+def draft_model(beside: Stack, inside: Recorded) -> Recorded:
+    """What the sidecar recorded before vLLM's own run of the same drafter; each prompt is sent around it as well.
 
-    The proposer's drafter and vLLM's own run of it are two programs in bf16: where two tokens are as good as equal to
-    the drafter they may propose different ones. vLLM keeps no prefixes here: a prompt of which it has read a part
-    before is a pass of another width, and rounds differently.
+    Raises where the two answers are not the same bytes. vLLM keeps no prefixes here: a prompt of which it has read a
+    part before is a pass of another width, and rounds differently.
     """
     folder = beside.home / "draft"
     beside.redraft("export", "1", "--to", str(folder))
     (checkpoint,) = {path.parent for path in folder.rglob("config.json")}
     speculation = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": K}
-    before = set(_records(beside, "sidecar"))
-    differing = []
     with (
-        serving(beside, "draft_model", True, speculation=speculation, more=["--no-enable-prefix-caching"]) as server,
+        serving(beside, "draft_model", True, DTYPE, speculation, ["--no-enable-prefix-caching"]) as server,
         sidecar(beside, server.url) as address,
     ):
         began = time.time()
         for number in range(len(PROMPTS)):
             direct, through = _sent(server.url, number), _sent(address, number)
-            if direct != through:
-                differing.append((number, direct, through))
-        _until(lambda: len([r for r in _records(beside, "sidecar").values() if r.finished_at > began]) >= 20, 30)
-    found = {key: r for key, r in _records(beside, "sidecar").items() if r.finished_at > began}
-    exact = [(r, inside[key]) for key, r in found.items() if key in inside and r.positions.startswith("exact")]
-    same = sum(_refused(mine) == _refused(its) for mine, its in exact)
-    log.info("measured", sent=len(PROMPTS), differing=len(differing), compared=len(exact), same_positions=same)
-    assert before
-    assert not differing, differing[0]
-    assert len(exact) >= 10
-    assert same >= 0.8 * len(exact)
+            assert direct == through, number
+        _until(lambda: len(_since(beside, began)) >= len(PROMPTS) - 2, 60)
+    return _since(beside, began)
+
+
+def _since(beside: Stack, began: float) -> Recorded:
+    return {key: record for key, record in _records(beside, "sidecar").items() if record.finished_at > began}
+
+
+def test_a_draft_models_positions_are_the_proposers_but_where_its_own_logits_are_as_good_as_equal(
+    beside: Stack, inside: Recorded, draft_model: Recorded
+) -> None:
+    """One drafter, run by the proposer in torch and by vLLM itself: what they do not propose alike must be a tie."""
+    pairs = [(mine, inside[key]) for key, mine in draft_model.items() if key in inside]
+    exact = [(mine, its) for mine, its in pairs if mine.positions.startswith("exact")]
+    drafter = AutoModelForCausalLM.from_pretrained(beside.home / "noisy", dtype=torch.float32)
+    differing = [_parting(drafter, mine, its) for mine, its in exact if _both(mine) != _both(its)]
+    refusals = sum(len(_refused(mine)) for mine, _ in exact)
+    log.info("measured", sent=len(PROMPTS), pairs=len(pairs), exact=len(exact), refusals=refusals, partings=differing)
+    assert len(exact) >= len(PROMPTS) - 2
+    assert all(gap <= bound for gap, bound in differing)
+
+
+def _both(record: FeedbackRecord) -> Rounds:
+    """The rounds without the place of the last token that a limit allows: only vLLM's own run proposes for it."""
+    end = len(record.output) - (record.finish_reason == "length")
+    rounds = [(r.start, min(r.proposed, end - r.start), min(r.accepted, end - r.start)) for r in record.rounds]
+    return [one for one in rounds if one[1] > 0]
+
+
+def _parting(drafter: Any, mine: FeedbackRecord, its: FeedbackRecord) -> tuple[float, float]:
+    """By how much the token that only one of the two proposed first is less likely than the likeliest, in the drafter's
+    logits; and how far two passes may round these apart."""
+    one, other = next(both for both in zip(_both(mine), _both(its), strict=False) if both[0] != both[1])
+    assert one[:2] == other[:2], "the same place and length: only what was accepted differs"
+    at = one[0] + min(one[2], other[2])
+    with torch.inference_mode():
+        before = torch.tensor([[*mine.prompt.tolist(), *mine.output[:at].tolist()]])
+        logits = drafter(input_ids=before).logits[0, -1]
+    gap, largest = logits.max() - logits[int(mine.output[at])], logits.abs().max()
+    return float(gap), ROUNDINGS * torch.finfo(logits.dtype).eps * float(largest)

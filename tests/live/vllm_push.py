@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copy
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from sqlalchemy import Engine
@@ -28,11 +30,13 @@ from adapter.versions import Versions
 from service.hosts.exporting import Exports, checkpoint
 from service.hosts.swapping import SwapFailed
 from service.hosts.vllm_push import VllmPush
+from storage.config import StorageConfig
 from storage.database import open_database
 from storage.pushes import Pushes
 from storage.registry import Registry, Version
+from storage.valkey import start_valkey
 from storage.weights import WeightsStore
-from tests.live.pushed_vllm import PYTHON, CuttingProxy, PushedVllm
+from tests.live.pushed_vllm import CHECKOUT, PYTHON, CuttingProxy, PushedVllm
 from tests.storage.rows import make_training
 
 pytestmark = pytest.mark.skipif(not PYTHON, reason="REDRAFT_VLLM names no Python with vLLM")
@@ -205,6 +209,63 @@ def test_where_nothing_can_be_brought_back_requests_decode_plainly_until_a_versi
     assert rig.whole()
 
 
+def test_behind_a_sidecar_the_engine_follows_promotions_the_floor_and_a_rollback(rig: Rig) -> None:
+    with _sidecar(rig) as (address, redraft):
+        assert _until(lambda: _observes(address) and rig.vllm.label() == "chat/1", 90)
+        found = {"1": _through(rig, address)}
+        redraft("promote", str(GOOD_AGAIN), "--reason", "as good")
+        found["3"] = _through(rig, address)
+        assert rig.vllm.label() == "chat/3"
+        redraft("promote", str(BROKEN), "--reason", "to see it fail")
+        assert rig.vllm.label() == "chat/2"
+        found["2"] = rig.acceptance()  # around the sidecar, whose floor would end it
+        _through(rig, address)
+        assert _until(lambda: rig.vllm.label() == "chat/3", 60), "the floor has not taken it back"
+        found["3 again"] = _through(rig, address)
+        redraft("rollback", "--to", str(GOOD), "--reason", "the test says so")
+        found["1 again"] = _through(rig, address)
+        assert rig.vllm.label() == "chat/1"
+    print(f"acceptance by version, behind a sidecar: {found}")  # noqa: T201
+    assert found.pop("2") < 0.05 < 0.5 < min(found.values())
+    assert rig.whole()
+
+
+@contextmanager
+def _sidecar(rig: Rig) -> Iterator[tuple[str, Callable[..., None]]]:
+    """`redraft sidecar --swap vllm` that observes all requests: its address, and what runs a command beside it."""
+    storage, address = StorageConfig(home=rig.folder), "http://127.0.0.1:18701"
+    own = {"REDRAFT_HOME": str(rig.folder), "REDRAFT_SIDECAR_SHARE": "1", "REDRAFT_SIDECAR_PORT": "18701"}
+    environ, command = {**os.environ, **own}, [sys.executable, "-m", "cli"]
+
+    def redraft(*arguments: str) -> None:
+        subprocess.run([*command, *arguments], env=environ, cwd=CHECKOUT, check=True)
+
+    with start_valkey(storage.socket, rig.folder / "valkey"), (rig.folder / "sidecar.log").open("ab") as log:
+        started = [*command, "sidecar", rig.proxy.url, "--swap", "vllm"]
+        process = subprocess.Popen(started, env=environ, cwd=CHECKOUT, stdout=log, stderr=log)
+        try:
+            yield address, redraft
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _observes(address: str) -> bool:
+    with suppress(httpx2.HTTPError):
+        return bool(httpx2.get(f"{address}/redraft/health", trust_env=False).json()["observing"])
+    return False
+
+
+def _through(rig: Rig, address: str) -> float:
+    """Acceptance of all prompts, sent to the sidecar."""
+
+    def send() -> None:
+        for prompt in PROMPTS:
+            assert rig.vllm.ask(prompt, through=address) == rig.plain[prompt]
+
+    return rig.vllm.acceptance(send)
+
+
 def _registered(target: Target, database: Engine, folder: Path) -> tuple[dict[int, Version], Exports]:
     """The three versions of a drafter in a registry, and what exports them."""
     registry, store = Registry(database), WeightsStore(folder / "weights")
@@ -279,6 +340,7 @@ def _push_and_die(rig: Rig, state: str) -> None:
 import os, signal
 from pathlib import Path
 from service.hosts.vllm_push import VllmPush
+from storage.config import StorageConfig
 from storage.database import open_database
 from storage.pushes import Pushes
 from storage.registry import Registry

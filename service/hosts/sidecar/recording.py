@@ -62,7 +62,7 @@ def record_of(answered: Answered, seen: Seen, told: Told) -> FeedbackRecord:
         raise Unusable("tokens_missing")
     found = _rounds(answered, seen)
     temperature = told.temperature if asked.temperature is None else asked.temperature
-    rows = _taught(found, len(seen.output), temperature == 0.0, asked)
+    rows = _taught(found, len(seen.output), temperature == 0.0 and told.lossless, asked)
     kept = sender.train
     return FeedbackRecord(
         schema_version=SCHEMA_VERSION,
@@ -107,14 +107,14 @@ def _as_recorded(found: Reconstruction, version: int | None) -> tuple[Round, ...
     )
 
 
-def _taught(found: Reconstruction, length: int, greedy: bool, asked: Asked) -> list[int]:
-    """The output positions whose rows are kept.
+def _taught(found: Reconstruction, length: int, own: bool, asked: Asked) -> list[int]:
+    """The output positions whose rows are kept; `own`: each token is the target's likeliest, for certain.
 
-    Those of the rejections; all but the first where it is not known which they are, and of sampled requests, whose
-    accepted tokens teach nothing by themselves.
+    Those of the rejections; all but the first where it is not known which they are, of sampled requests, whose
+    accepted tokens teach nothing by themselves, and of an engine that may be lossy, which only accepted tokens show.
     """
     if asked.bound:
         return []
-    if greedy and found.exact and not asked.adjusted:
+    if own and found.exact and not asked.adjusted:
         return found.rejections[:ROWS]
     return list(range(1, length))[:ROWS]

@@ -220,8 +220,8 @@ def serving(
     if speculate:
         command += ["--speculative-config", json.dumps(speculation), "--per-request-spec-decode-metrics", "detailed"]
     seen = {
-        **stack.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
-        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+        **stack.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     with log.open("ab") as output:
         process = subprocess.Popen(command, env=seen, stdout=output, stderr=output, start_new_session=True)

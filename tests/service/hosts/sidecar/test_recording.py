@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from service.hosts.lossy import Guard
 from service.hosts.sidecar.asking import Asked, Wants
 from service.hosts.sidecar.dialects import COMPLETIONS, Form
 from service.hosts.sidecar.reading import Seen, read, teacher
@@ -48,6 +49,15 @@ def test_a_sampled_request_has_a_row_at_every_position_that_a_drafter_proposes_f
     assert record.temperature == 1.0
     assert record.teacher.arrays()[0].tolist() == [1, 2, 3, 4, 5]
     validate(record, VOCAB)
+
+
+def test_an_engine_that_accepts_what_its_target_would_not_say_is_found_out_by_the_rows_of_accepted_tokens() -> None:
+    """What it says in a refused token's place is the target's own even then."""
+    seen, guard = _seen([5, 6, 7, 8, 9, 10], Steps((1, 2), (3, 3), 3)), Guard()
+    for accepted in (1, 3, 4):
+        seen.rows[accepted] = ([40, 41, 42, 43], [-0.1, -3.0, -4.0, -5.0])
+    guard.answered(record_of(ANSWERED, seen, replace(TOLD, lossless=guard.lossless)))
+    assert guard.losslessness == "lossy"
 
 
 def test_a_form_marks_the_record_and_teaches_nothing() -> None:
