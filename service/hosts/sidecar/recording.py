@@ -97,7 +97,9 @@ def record_of(answered: Answered, seen: Seen, told: Told) -> FeedbackRecord:
 def _rounds(answered: Answered, seen: Seen) -> Reconstruction:
     if seen.steps is None or answered.version is None:
         return Reconstruction((), "none")
-    return reconstruct(seen.steps, len(seen.output), answered.asked.bound, answered.asked.limit)
+    return reconstruct(
+        seen.steps, len(seen.output), answered.asked.bound, answered.asked.limit, len(seen.prompt_ids or ())
+    )
 
 
 def _as_recorded(found: Reconstruction, version: int | None) -> tuple[Round, ...]:

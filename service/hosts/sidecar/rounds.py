@@ -14,11 +14,18 @@ How sure that is depends on S = 1 + sum of (a_j + 1) against the length C of the
 A step without a proposal and a step cut short can cancel out. So where a step proposed less than the engine's k, which
 says that steps without any are likely, or the output was bound to a form, it is `approx` whatever the sums say. A
 proposal that is short because the request's limit leaves room for no more says nothing of the kind.
+
+vLLM also lists a step that proposed nothing: where all of a prompt but its last token stands in the prefix cache, that
+token's pass is padded to the width of the others, and counted as k proposed and none accepted. Cached are whole blocks,
+so it takes a prompt of one token more than some blocks; with such a prompt, a first step of that kind makes the places
+`approx`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+BLOCK = 16  # tokens of a block in vLLM's prefix cache, or some multiple of it
 
 Grade = Literal["exact", "exact_truncated", "approx", "none"]
 
@@ -67,15 +74,18 @@ class Reconstruction:
         return [place.rejection for place in self.places if place.rejection is not None]
 
 
-def reconstruct(steps: Steps, length: int, bound: bool = False, limit: int | None = None) -> Reconstruction:
-    """The rounds of a request of `length` output tokens, of which it allowed `limit`.
+def reconstruct(
+    steps: Steps, length: int, bound: bool = False, limit: int | None = None, prompt: int = 0
+) -> Reconstruction:
+    """The rounds of a request of `length` output tokens, of which it allowed `limit`, after `prompt` tokens.
 
     `bound`: the output had to take a form.
     """
     if not steps.accepted:
         return Reconstruction((), "none")
     places = _laid_out(steps)
-    grade: Grade = "approx" if bound or _short(places, steps.k, limit) else _grade(steps, length)
+    unsure = bound or _short(places, steps.k, limit) or _padded(steps, prompt)
+    grade: Grade = "approx" if unsure else _grade(steps, length)
     if grade == "exact_truncated":
         places[-1] = _cut(places[-1], length)
     return Reconstruction(tuple(_fitting(places, length)), grade)
@@ -86,6 +96,11 @@ def _grade(steps: Steps, length: int) -> Grade:
     if over == 0:
         return "exact"
     return "exact_truncated" if 0 < over <= steps.accepted[-1] else "approx"
+
+
+def _padded(steps: Steps, prompt: int) -> bool:
+    """Whether the first step may have had padding in the place of a proposal."""
+    return prompt % BLOCK == 1 and (steps.accepted[0], steps.drafted[0]) == (0, steps.k)
 
 
 def _short(places: Sequence[Place], k: int, limit: int | None) -> bool:

@@ -18,6 +18,7 @@ import torch
 
 from adapter.target import Target, TargetConfig, load
 from service.engine.generation import clipped
+from service.hosts.sidecar.rounds import BLOCK
 from storage.database import open_database
 from storage.records import FeedbackRecord, Round
 from storage.registry import Registry
@@ -154,8 +155,14 @@ def known(records: list[FeedbackRecord], wanted: set[str]) -> set[str]:
 
 
 def steps(answer: Answer, record: FeedbackRecord) -> list[tuple[int, int]]:
-    """vLLM's steps as (proposed, accepted), without what stands past the output's end, which it counts as well."""
-    told = zip(record.rounds, answer.drafted, answer.accepted, strict=True)
+    """vLLM's steps as (proposed, accepted), without what stands past the output's end, which it counts as well.
+
+    Nor is padding a proposal, which it counts as one where all of a prompt but its last token was cached.
+    """
+    padded = len(answer.drafted) == len(record.rounds) + 1 and len(answer.prompt_ids) % BLOCK == 1
+    drafted, accepted = answer.drafted[padded:], answer.accepted[padded:]
+    assert not padded or (answer.drafted[0], answer.accepted[0]) == (K, 0)
+    told = zip(record.rounds, drafted, accepted, strict=True)
     rounds = [Round(r.start, 1, drafted, accepted, -1, 0.0, 0.0, 0.0) for r, drafted, accepted in told]
     return [(r.proposed, r.accepted) for r in clipped(rounds, len(answer.tokens))]
 

@@ -68,6 +68,14 @@ def test_short_proposals_and_bound_output_are_approximate_whatever_the_sums_say(
     assert reconstruct(steps, 6, bound).grade == "approx"
 
 
+@pytest.mark.parametrize(("prompt", "grade"), [(129, "approx"), (17, "approx"), (128, "exact"), (130, "exact")])
+def test_a_first_step_that_may_be_padding_is_not_called_exact(prompt: int, grade: str) -> None:
+    """vLLM counts the last token of a cached prompt as a step whose proposal was refused."""
+    padded = Steps((0, 2), (K, K), K)
+    assert reconstruct(padded, 5, prompt=prompt).grade == grade
+    assert reconstruct(Steps((1, 2), (K, K), K), 6, prompt=prompt).grade == "exact"  # something was accepted
+
+
 @given(st.lists(st.integers(0, K), min_size=1, max_size=30), st.data())
 def test_a_proposal_that_the_limit_leaves_no_room_for_is_not_called_short(
     accepted: list[int], data: st.DataObject
