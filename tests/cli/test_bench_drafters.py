@@ -31,8 +31,8 @@ def test_it_says_what_it_will_do_and_prints_and_writes_what_it_found(
     result = redraft("bench", "drafters", "--workload", *workloads, *asked)
     assert result.exit_code == 0, result.stderr
     first = result.stdout.splitlines()[0]
-    assert first.startswith("medusa, ngram on code, sql: each learns from 4 records of a workload in 2 passes; then 8")
-    assert "256 tokens in all" in first
+    assert first.startswith("medusa, ngram on code, sql: each learns from 4 records of a workload in 2 passes; then 9")
+    assert "288 tokens in all" in first
     assert "times the accepted progress of plain decoding" in result.stdout
     written = json.loads(out.read_text())
     assert [(row["workload"], row["kind"], row["shape"]) for row in written["rows"]] == [
