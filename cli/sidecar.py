@@ -15,8 +15,13 @@ from cli.swapping import Swap, Swaps, known
 from storage.config import StorageConfig
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from service.hosts.sidecar.app import Sidecar
+    from service.hosts.sidecar.attachment import Attachment
     from service.hosts.sidecar.config import SidecarConfig
+    from service.hosts.sidecar.engine_client import EngineClient
+    from service.hosts.sidecar.scraper import Scraper
     from service.hosts.sidecar.upstream import Upstream
 
 DRAIN_SECONDS = 30
@@ -58,71 +63,84 @@ def build(
     stack: ExitStack, upstream: "Upstream", swap: Swap, config: "SidecarConfig", listener: socket.socket
 ) -> "Sidecar":
     """The proxy over running parts, which `stack` takes down again. No database or engine is needed for that."""
-    from service.engine.floor import FloorConfig
-    from service.feedback import FeedbackConfig
-    from service.hosts.lossy import Guard, LossyConfig
     from service.hosts.sidecar.app import Sidecar
-    from service.hosts.sidecar.attachment import REFUSED_SECONDS, Attachment
-    from service.hosts.sidecar.counters import Growth
+    from service.hosts.sidecar.attachment import REFUSED_SECONDS
     from service.hosts.sidecar.engine_client import EngineClient
-    from service.hosts.sidecar.following import Surroundings
-    from service.hosts.sidecar.history import row_of
     from service.hosts.sidecar.observing import Observer
     from service.hosts.sidecar.own import Own
     from service.hosts.sidecar.paths import passes
-    from service.hosts.sidecar.scraper import Scraper
-    from service.live import LiveConfig
     from storage.database import open_database
-    from storage.history import add
     from storage.registry import Registry
 
-    storage = settings(StorageConfig)
-    registry = Registry(open_database(storage.sql_url))
+    registry = Registry(open_database(settings(StorageConfig).sql_url))
+    host, port = listener.getsockname()[:2]
     client = EngineClient(lambda: upstream.url, config.sidecar_engine_key)
     stack.callback(client.close)
-    around = Surroundings(
-        settings(CommandConfig).drafter,
-        f"{socket.gethostname()}:{listener.getsockname()[1]}",
-        registry,
-        storage,
-        settings(LiveConfig),
-        settings(FeedbackConfig),
-        settings(FloorConfig),
-    )
-    attachment = Attachment(
-        around,
-        config,
-        client,
-        Swaps(swap, stack, upstream, storage, registry).ready,
-        Guard(settings(LossyConfig), known(swap)),
-        kind=swap.value if swap is Swap.LLAMACPP else "",
-        swaps=swap is not Swap.NONE,
-    )
-
-    def keep_growth(version: int, grown: Growth) -> None:
-        drafter = attachment.drafter
-        if drafter is not None and attachment.findings is not None and not attachment.counts_rounds:
-            add(registry.engine, drafter.name, row_of(version, grown))
-
-    scraper = Scraper(
-        client, config.sidecar_scrape_seconds, lambda: attachment.served()[0], keep_growth, attachment.engine_restarted
-    )
+    swaps = Swaps(swap, stack, upstream, settings(StorageConfig), registry)
+    attachment = _attachment(swaps, config, client, f"{socket.gethostname()}:{port}")
+    scraper = _scraper(attachment, client, config, registry.engine)
 
     def ask_later() -> None:
         attachment.ask_again(REFUSED_SECONDS)
+
+    def may_pass(path: str) -> bool:
+        found = attachment.findings
+        return passes(path, found.dialect if found else None, swap is not Swap.NONE, host not in LOOPBACK)
 
     observer = Observer(config, lambda: attachment.findings, attachment.served, attachment.keep, ask_later)
     for part in (attachment, scraper, observer):  # taken down the other way round: what was observed is written last
         stack.callback(part.close)
     attachment.start(scraper)
     scraper.start()
-    reachable = listener.getsockname()[0] not in LOOPBACK
-
-    def may_pass(path: str) -> bool:
-        found = attachment.findings
-        return passes(path, found.dialect if found else None, swap is not Swap.NONE, reachable)
-
     return Sidecar(upstream, observer, Own(upstream, observer, attachment, scraper), may_pass)
+
+
+def _attachment(swaps: Swaps, config: "SidecarConfig", client: "EngineClient", server_id: str) -> "Attachment":
+    """What follows the drafter and keeps the feedback."""
+    from service.engine.floor import FloorConfig
+    from service.feedback import FeedbackConfig
+    from service.hosts.lossy import Guard, LossyConfig
+    from service.hosts.sidecar.attachment import Attachment
+    from service.hosts.sidecar.following import Surroundings
+    from service.live import LiveConfig
+
+    around = Surroundings(
+        settings(CommandConfig).drafter,
+        server_id,
+        swaps.registry,
+        swaps.storage,
+        settings(LiveConfig),
+        settings(FeedbackConfig),
+        settings(FloorConfig),
+    )
+    return Attachment(
+        around,
+        config,
+        client,
+        swaps.ready,
+        Guard(settings(LossyConfig), known(swaps.swap)),
+        kind=swaps.swap.value if swaps.swap is Swap.LLAMACPP else "",
+        swaps=swaps.swap is not Swap.NONE,
+    )
+
+
+def _scraper(
+    attachment: "Attachment", client: "EngineClient", config: "SidecarConfig", database: "Engine"
+) -> "Scraper":
+    """What reads the engine's counters, for the acceptance history where records carry no rounds."""
+    from service.hosts.sidecar.counters import Growth
+    from service.hosts.sidecar.history import row_of
+    from service.hosts.sidecar.scraper import Scraper
+    from storage.history import add
+
+    def keep_growth(version: int, grown: Growth) -> None:
+        drafter = attachment.drafter
+        if drafter is not None and attachment.findings is not None and not attachment.counts_rounds:
+            add(database, drafter.name, row_of(version, grown))
+
+    return Scraper(
+        client, config.sidecar_scrape_seconds, lambda: attachment.served()[0], keep_growth, attachment.engine_restarted
+    )
 
 
 def _run(app: "Sidecar", listener: socket.socket, drain: int, url: str) -> None:

@@ -18,19 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from adapter.drafters.protocol import DraftRow, EarlyExit, FollowRow, KeyValues, Passing, Proposal, Reading, Shape
-from adapter.drafters.recent import LONGEST, Recent
+from adapter.drafters.recent import LONGEST, Match, Recent
 from adapter.sampling import Sampler
 
 LEAST = 2  # tokens of a match in a row's own text
 SEEN = 8  # latest places of the same tokens that are compared
 FADE = 0.75  # what a token counts for against one that stands a step before it
-
-
-class Found(NamedTuple):
-    """What may follow a row's text."""
-
-    matched: int  # tokens before it that are the same
-    tokens: list[int]
 
 
 class Ngram:
@@ -54,16 +47,16 @@ class Ngram:
         """What the best matches say; a row without a match gets no proposal. `pending` is a row's whole text."""
         return self.proposal([self.found(row, shape.depth) for row in rows], rows, shape)
 
-    def found(self, row: DraftRow, depth: int) -> list[Found]:
+    def found(self, row: DraftRow, depth: int) -> list[Match]:
         """Continuations of up to `depth` tokens, those of longer matches first."""
         text = row.pending
         own = self._own.setdefault(row.sampler, OwnText())
         matches = own.matches(text, depth)
         if self._recent is not None:
-            matches += [Found(*match) for match in self._recent.matches(row.workload, text, depth)]
+            matches += self._recent.matches(row.workload, text, depth)
         return sorted((match for match in matches if match.tokens), key=lambda match: -match.matched)
 
-    def proposal(self, found: Sequence[Sequence[Found]], rows: Sequence[DraftRow], shape: Shape) -> Proposal:
+    def proposal(self, found: Sequence[Sequence[Match]], rows: Sequence[DraftRow], shape: Shape) -> Proposal:
         """Chains or trees out of the rows' continuations."""
         trees = [_tree(each, min(shape.depth, row.draft_length), shape) for each, row in zip(found, rows, strict=True)]
         device, width = self.draft_to_target.device, max(len(tree.tokens) for tree in trees)
@@ -111,7 +104,7 @@ class OwnText:
         self._places: dict[tuple[int, ...], list[int]] = {}  # of the token after the pair, the latest last
         self._noted = LEAST
 
-    def matches(self, text: Sequence[int], depth: int) -> list[Found]:
+    def matches(self, text: Sequence[int], depth: int) -> list[Match]:
         """Continuations of the text's last tokens, by their latest places in it."""
         if self._noted > len(text):
             self._places.clear()  # another text
@@ -122,7 +115,7 @@ class OwnText:
             del places[:-SEEN]
         self._noted = max(len(text), LEAST)
         found = self._places.get(tuple(text[-LEAST:]), [])
-        return [Found(_length(text, place), repeated(text, place, depth)) for place in reversed(found)]
+        return [Match(_length(text, place), repeated(text, place, depth)) for place in reversed(found)]
 
 
 def _length(text: Sequence[int], place: int) -> int:
@@ -152,7 +145,7 @@ class _Node:
     children: "dict[int, _Node]" = field(default_factory=dict)
 
 
-def _tree(found: Sequence[Found], depth: int, shape: Shape) -> _Tree:
+def _tree(found: Sequence[Match], depth: int, shape: Shape) -> _Tree:
     """The tokens with the most votes, those that stand deeper for less; of a chain, the best one at each depth.
 
     A continuation has twice the votes for each token more that it matched.
@@ -175,11 +168,12 @@ def _tree(found: Sequence[Found], depth: int, shape: Shape) -> _Tree:
     return tree
 
 
-def _laid_over(found: Sequence[Found], depth: int) -> _Node:
+def _laid_over(found: Sequence[Match], depth: int) -> _Node:
     """All continuations from the text's end on."""
-    root = _Node(sum(2.0**match.matched for match in found))
+    root = _Node()
     for match in found:
         node, votes = root, 2.0**match.matched
+        root.votes += votes
         for token in match.tokens[:depth]:
             node = node.children.setdefault(token, _Node())
             node.votes += votes

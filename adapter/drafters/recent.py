@@ -20,9 +20,9 @@ GAP = -1  # between two outputs
 
 
 class Match(NamedTuple):
-    """A place where the text's last tokens stood before."""
+    """A place where a text's last tokens stood before."""
 
-    matched: int
+    matched: int  # how many of them
     tokens: list[int]  # what followed
 
 
