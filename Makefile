@@ -20,10 +20,12 @@ help: ## this list
 demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40 is short, KIND=medusa another kind
 	$(BIN)/redraft demo $(if $(REQUESTS),--requests $(REQUESTS)) $(if $(KIND),--kind $(KIND))
 
-# A test that hangs is ended after ten minutes with the stack of every thread. pytest's own summary comes last.
-test: export OMP_NUM_THREADS := 2
+# Files of tests run WORKERS at a time, each on one thread, as the models in them are tiny. A test that hangs is ended
+# after ten minutes with the stack of every thread. pytest's own summary comes last.
+WORKERS ?= 2
+test: export OMP_NUM_THREADS := 1
 test: lint ## everything that CI checks
-	$(BIN)/python -m pytest --durations=15 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=15 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 # A real vLLM server on CPU, in an environment of its own (3.4 GB), where REDRAFT_VLLM names no other one's python.
 # Some 20 minutes. No root, no GPU; the figures are in build/vllm-report/.

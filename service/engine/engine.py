@@ -6,7 +6,7 @@ the engine goes on without it, and says so.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import perf_counter
@@ -21,20 +21,19 @@ from service.engine.accept import Outcome
 from service.engine.audit import Audit
 from service.engine.batch import Batch
 from service.engine.commit import commit, note
-from service.engine.floor import Broken, FloorConfig, Proposed
+from service.engine.floor import FloorConfig
 from service.engine.generation import Delta, Generation, Row, clipped, usage
 from service.engine.governor import Governor, GovernorConfig
 from service.engine.inbox import Inbox
 from service.engine.lanes import Lanes
-from service.engine.lookups import Match
 from service.engine.memory import KvMemory, position_bytes
 from service.engine.ngrams import Fallback, Ngrams
-from service.engine.pace import Pace, class_of
 from service.engine.prompts import Prompts
-from service.engine.residents import DEFAULT, DrafterFailed, Resident, Residents
-from service.engine.rounds import RoundResult, first_token, play
+from service.engine.residents import DEFAULT, Residents
+from service.engine.rounds import first_token
 from service.engine.shapes import Shapes
 from service.engine.slots import Slots
+from service.engine.speculation import Speculation
 from service.engine.teaching import Teaching
 from storage.config import setting
 
@@ -78,6 +77,11 @@ class EngineConfig:
     teacher_top_k: int = setting(64, "target probabilities kept at a rejection position")
     audit_share: float = setting(0.01, "share of greedy requests that are decoded again plainly and compared")
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether anything is made of n-grams."""
+        return self.ngram_first or self.fallback == "ngram"
+
 
 class Engine:
     """Decodes for many clients at once. `on_finished` is called from the engine's thread and must not block."""
@@ -104,9 +108,6 @@ class Engine:
         memory.take("target", "target", position_bytes(target.model.get_decoder()))
         self._slots = Slots(target.model.get_decoder(), config.slots, capacity)
         self._residents = Residents(floor)
-        self._ngrams = None
-        if config.ngram_first or config.fallback == "ngram":
-            self._ngrams = ngrams or Ngrams.of(target.vocab_size, torch.device(target.device), config.ngram_tokens)
         self._batch = Batch(config.slots, self._move)
         self._inbox = Inbox(config.waiting)
         largest = self._shapes.shape(self._shapes.largest)
@@ -118,11 +119,16 @@ class Engine:
             self._inbox,
             config.prefill_chunk,
             self._residents.of,
-            lambda failed: self._without([failed.resident]),
+            lambda failed: self._speculation.without([failed.resident]),
         )
         governed = governor.governor and config.draft_length > 0
         self.governor = Governor(self._shapes, governor) if governed else None
-        self._pace = Pace(self._shapes, self.governor)
+        lookups = None
+        if config.looks_up:
+            lookups = ngrams or Ngrams.of(target.vocab_size, torch.device(target.device), config.ngram_tokens)
+        self._speculation = Speculation(
+            target, self._slots, self._residents, self._shapes, self.governor, lookups, config.fallback
+        )
         self._teaching = Teaching(config.teacher_top_k)
         self.audit = Audit(target, config.audit_share, self._inbox.submit_audit)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -134,8 +140,7 @@ class Engine:
         """Stop between rounds; what was running or waiting ends with the finish reason `cancelled`."""
         self._inbox.stop()
         self._thread.join(timeout)
-        if self._ngrams is not None:
-            self._ngrams.stop()
+        self._speculation.stop()
 
     @property
     def draft_length(self) -> int:
@@ -207,8 +212,8 @@ class Engine:
             self._round()
 
     def _swap_in(self) -> None:
-        if self.lanes.take_in(self._inbox.take_swaps()) and self.governor is not None:
-            self.governor.rearm()
+        if self.lanes.take_in(self._inbox.take_swaps()):
+            self._speculation.swapped()
 
     def _drop_cancelled(self) -> None:
         ids, waiting = self._inbox.take_cancelled()
@@ -224,74 +229,14 @@ class Engine:
             self._commit(prompt.row, outcome)
 
     def _round(self) -> None:
-        began, rows = perf_counter(), list(self._batch.rows)
-        served = [self._drafter_of(row.generation) for row in rows]
-        proposing = any(resident.drafter is not None for resident in served)
-        plan = self._pace.plan(rows, proposing, self._matches(rows) if proposing else ())
-        try:
-            ngrams = None if self._ngrams is None else self._ngrams.resident
-            result = play(self._target, self._slots, served, rows, plan, ngrams)
-        except DrafterFailed as failed:
-            self._without([failed.resident])
+        turn = self._speculation.play(list(self._batch.rows))
+        if turn is None:
             return
-        except Exception:
-            asked = {r for r, length in zip(served, plan.lengths, strict=True) if length and r.drafter is not None}
-            if not asked:
-                raise
-            self._without(list(asked))
-            return
-        for row, outcome, resident in zip(rows, result.outcomes, result.proposers, strict=True):
+        result = turn.result
+        for row, outcome, resident in zip(turn.rows, result.outcomes, result.proposers, strict=True):
             note(row, outcome, result, resident.version, self._teaching)
             self._commit(row, outcome)
-        self._pace.learn(rows, plan, result, (perf_counter() - began) * 1e3)
-        self._guard(rows, result)
-
-    def _matches(self, rows: Sequence[Row]) -> list[Match]:
-        """Each row's n-gram match, where the governor goes by them."""
-        if self._ngrams is None or not self._pace.looks_up:
-            return []
-        try:
-            return [self._ngrams.match(row) for row in rows]
-        except DrafterFailed as failed:
-            self._without([failed.resident])
-            return []
-
-    def _without(self, residents: Sequence[Resident]) -> None:
-        """Whatever is wrong with a drafter, the text does not depend on it: go on without."""
-        log.exception("drafter.failed", drafters=sorted((r.lane, r.version) for r in residents))
-        if self._ngrams is not None and self._ngrams.resident in residents:
-            self._ngrams.stop()
-            self._ngrams = None
-        self._gone_back(self._residents.failed(residents))
-
-    def _drafter_of(self, generation: Generation) -> Resident:
-        """The version that serves a request; n-grams where there is none and they stand in for it."""
-        resident = self._residents.of(generation)
-        if resident.drafter is None and self._ngrams is not None and self._config.fallback == "ngram":
-            return self._ngrams.resident
-        return resident
-
-    def _guard(self, rows: Sequence[Row], result: RoundResult) -> None:
-        """Go back before the next round where a new version is below the floor."""
-        played = [
-            (
-                resident,
-                Proposed(
-                    row.generation.request_id, class_of(row), resident.version, outcome.proposed, outcome.accepted
-                ),
-            )
-            for row, resident, outcome in zip(rows, result.proposers, result.outcomes, strict=True)
-            if outcome.proposed
-            and row.generation.lossless  # what is accepted leniently says nothing of a drafter
-            and (self._ngrams is None or resident is not self._ngrams.resident)
-        ]
-        self._gone_back(self._residents.note(played))
-
-    def _gone_back(self, lanes: Sequence[tuple[str, Broken]]) -> None:
-        for lane, broken in lanes:
-            log.warning("drafter.taken_back", lane=lane, version=broken.version, reason=broken.reason)
-        if lanes and self.governor is not None:
-            self.governor.rearm()
+        self._speculation.learn(turn)
 
     def _commit(self, row: Row, outcome: Outcome) -> None:
         delta = commit(row, outcome.tokens, outcome.logprobs, self._target.eos_ids)
@@ -316,8 +261,7 @@ class Engine:
         self._teaching.cut()
         generation.teacher = [t for t in generation.teacher if t.position < len(generation.output_ids)]
         if not generation.audit:
-            if self._ngrams is not None:
-                self._ngrams.finished(generation)
+            self._speculation.finished(generation)
             self._on_finished(generation)
             self.audit.consider(generation)
         self._tell(generation, Delta(last.text, last.token_ids, reason, usage(generation), error, last.logprobs))

@@ -22,7 +22,7 @@ def with_twin(logits: torch.Tensor, original: int, twin: int) -> torch.Tensor:
 
 def verdicts(engine: Engine, count: int) -> dict[str, int]:
     """What the audits said, once that many are through."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while engine.audit.verdicts.total() < count and time.monotonic() < deadline:
         time.sleep(0.01)
     return dict(engine.audit.verdicts)

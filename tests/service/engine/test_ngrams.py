@@ -23,8 +23,8 @@ FALSE_ALARM = 1e-6
 
 
 def settled(engine: Engine) -> None:
-    assert engine._ngrams is not None
-    engine._ngrams.drain()
+    assert engine._speculation._ngrams is not None
+    engine._speculation._ngrams.drain()
 
 
 @pytest.mark.parametrize("nodes", [0, 8], ids=["chain", "tree"])
@@ -69,7 +69,7 @@ def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str, fo
     shapes = Shapes.of(4, 0, ngram_first=True)
     beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, 4))
     with running(target, drafter, governed=True, ngram_first=True) as engine:
-        engine._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
+        engine._speculation._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
         before = [ask(engine, prompt, 40).wait() for prompt in prompts]
         settled(engine)
         clients = [ask(engine, prompt, 40) for prompt in prompts]
@@ -113,7 +113,7 @@ def test_so_do_sampled_rows_whose_matches_go_before_their_drafter(
     with running(
         small, drafter, governed=True, ngram_first=True, slots=64, draft_length=3, context=16, waiting=3000
     ) as engine:
-        engine._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
+        engine._speculation._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
         for _ in range(50):
             ask(engine, PROMPT, LENGTH, policy).wait()
         settled(engine)

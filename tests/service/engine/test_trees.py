@@ -113,7 +113,7 @@ def test_greedy_output_with_trees_equals_plain_output(target: Target) -> None:
 def test_so_does_that_with_trees_of_a_fixed_form_fitted_to_each_workload(target: Target) -> None:
     with running(target, first_layers(target, layers=2, vocabulary=300), tree_nodes=10, draft_length=4) as engine:
         fixed = engine._shapes.largest + 1
-        engine._pace._chosen = lambda asked: fixed  # type: ignore[method-assign]
+        engine._speculation._pace._chosen = lambda asked: fixed  # type: ignore[method-assign]
         asked = [(seed, f"w{seed % 2}") for seed in range(12)]
         clients = [ask(engine, random_prompt(target, seed, 9), 30, workload=workload) for seed, workload in asked]
         sampled = [ask(engine, random_prompt(target, seed), 30, Policy(1.0)) for seed in range(3)]

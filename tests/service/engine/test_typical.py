@@ -122,9 +122,9 @@ def test_what_is_accepted_leniently_says_nothing_of_other_classes() -> None:
 def test_trees_are_fitted_to_what_was_accepted_exactly(target: Target) -> None:
     with running(target, first_layers(target, layers=2), tree_nodes=10, draft_length=4) as engine:
         ask(engine, random_prompt(target, 2), 40, HOT, typical=RULE).wait()
-        assert not engine._pace._ranks._workloads
+        assert not engine._speculation._pace._ranks._workloads
         ask(engine, random_prompt(target, 2), 40, HOT).wait()
-        assert engine._pace._ranks._workloads
+        assert engine._speculation._pace._ranks._workloads
 
 
 def test_a_swap_between_two_of_its_rounds_is_as_any(target: Target) -> None:
