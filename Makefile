@@ -25,7 +25,7 @@ demo: $(STAMP) ## the whole circle on a real model and real prompts; REQUESTS=40
 WORKERS ?= 2
 test: export OMP_NUM_THREADS := 1
 test: lint ## everything that CI checks
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --durations=15 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=15 -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 # A real vLLM server on CPU, in an environment of its own (3.4 GB), where REDRAFT_VLLM names no other one's python.
 # Some 20 minutes. No root, no GPU; the figures are in build/vllm-report/.

@@ -1,4 +1,5 @@
-"""Databases for tests: each test gets its own, migrated, on SQLite and on an embedded PostgreSQL.
+"""The order of the tests, and databases for them: each test gets its own, migrated, on SQLite and on an embedded
+PostgreSQL.
 
 A migrated database is made once a session and copied for each test.
 """
@@ -24,6 +25,13 @@ settings.register_profile("redraft", deadline=None, suppress_health_check=BORNE)
 settings.load_profile("redraft")
 
 KINDS = ("sqlite", "postgres")
+
+LONGEST = "test_smollm2.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file begins first, so that no worker is still at it when the others have ended."""
+    items.sort(key=lambda item: item.path.name != LONGEST)
 
 
 @pytest.fixture(scope="session")

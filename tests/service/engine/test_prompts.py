@@ -5,7 +5,7 @@ from threading import Event
 import pytest
 
 from adapter.target import Target
-from service.engine import engine, prompts
+from service.engine import prompts, speculation
 from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
 
 
@@ -21,7 +21,7 @@ def test_others_go_on_while_a_long_prompt_is_read(target: Target, monkeypatch: p
     """Between two pieces of the long prompt the running request has a round."""
     log: list[str] = []
     begun, sent = Event(), Event()
-    read, play = prompts.read_prompt, engine.play
+    read, play = prompts.read_prompt, speculation.play
 
     def noted_read(*args: object) -> object:
         log.append("read")
@@ -34,7 +34,7 @@ def test_others_go_on_while_a_long_prompt_is_read(target: Target, monkeypatch: p
         return play(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(prompts, "read_prompt", noted_read)
-    monkeypatch.setattr(engine, "play", noted_play)
+    monkeypatch.setattr(speculation, "play", noted_play)
     with running(target, slots=2, prefill_chunk=10) as decoder:
         short = ask(decoder, random_prompt(target, 1, 5), max_tokens=40)
         assert begun.wait(30)
