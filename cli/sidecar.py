@@ -72,11 +72,12 @@ def build(
     from storage.database import open_database
     from storage.registry import Registry
 
-    registry = Registry(open_database(settings(StorageConfig).sql_url))
+    storage = settings(StorageConfig)
+    registry = Registry(open_database(storage.sql_url))
     host, port = listener.getsockname()[:2]
     client = EngineClient(lambda: upstream.url, config.sidecar_engine_key)
     stack.callback(client.close)
-    swaps = Swaps(swap, stack, upstream, settings(StorageConfig), registry)
+    swaps = Swaps(swap, stack, upstream, storage, registry)
     attachment = _attachment(swaps, config, client, f"{socket.gethostname()}:{port}")
     scraper = _scraper(attachment, client, config, registry.engine)
 

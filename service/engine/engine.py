@@ -78,7 +78,7 @@ class EngineConfig:
     audit_share: float = setting(0.01, "share of greedy requests that are decoded again plainly and compared")
 
     @property
-    def looks_up(self) -> bool:
+    def uses_ngrams(self) -> bool:
         """Whether anything is made of n-grams."""
         return self.ngram_first or self.fallback == "ngram"
 
@@ -124,7 +124,7 @@ class Engine:
         governed = governor.governor and config.draft_length > 0
         self.governor = Governor(self._shapes, governor) if governed else None
         lookups = None
-        if config.looks_up:
+        if config.uses_ngrams:
             lookups = ngrams or Ngrams.of(target.vocab_size, torch.device(target.device), config.ngram_tokens)
         self._speculation = Speculation(
             target, self._slots, self._residents, self._shapes, self.governor, lookups, config.fallback

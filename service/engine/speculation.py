@@ -58,8 +58,7 @@ class Speculation:
         proposing = any(resident.drafter is not None for resident in served)
         plan = self._pace.plan(rows, proposing, self._matches(rows) if proposing else ())
         try:
-            ngrams = None if self._ngrams is None else self._ngrams.resident
-            return Turn(began, rows, plan, play(self._target, self._slots, served, rows, plan, ngrams))
+            return Turn(began, rows, plan, play(self._target, self._slots, served, rows, plan, self._lookups))
         except DrafterFailed as failed:
             self.without([failed.resident])
         except Exception:
@@ -77,8 +76,8 @@ class Speculation:
     def without(self, residents: Sequence[Resident]) -> None:
         """Go on without these, of which one raised the error that is being handled."""
         log.exception("drafter.failed", drafters=sorted((r.lane, r.version) for r in residents))
-        if self._ngrams is not None and self._ngrams.resident in residents:
-            self._ngrams.stop()
+        if self._lookups in residents:
+            self.stop()
             self._ngrams = None
         self._gone_back(self._residents.failed(residents))
 
@@ -96,6 +95,11 @@ class Speculation:
         if self._ngrams is not None:
             self._ngrams.stop()
 
+    @property
+    def _lookups(self) -> Resident | None:
+        """Who proposes where n-grams do."""
+        return None if self._ngrams is None else self._ngrams.resident
+
     def _matches(self, rows: Sequence[Row]) -> list[Match]:
         """Each row's n-gram match, where the governor goes by them."""
         if self._ngrams is None or not self._pace.looks_up:
@@ -109,17 +113,16 @@ class Speculation:
     def _drafter_of(self, generation: Generation) -> Resident:
         """The version that serves a request; n-grams where there is none and they stand in for it."""
         resident = self._residents.of(generation)
-        if resident.drafter is None and self._ngrams is not None and self._fallback == "ngram":
-            return self._ngrams.resident
+        if resident.drafter is None and self._fallback == "ngram" and self._lookups is not None:
+            return self._lookups
         return resident
 
     def _judged(self, turn: Turn) -> list[tuple[Resident, Proposed]]:
         """What drafters proposed, by row; what is accepted leniently says nothing of a drafter."""
-        lookups = None if self._ngrams is None else self._ngrams.resident
-        found = []
+        lookups, found = self._lookups, []
         for row, resident, outcome in zip(turn.rows, turn.result.proposers, turn.result.outcomes, strict=True):
             generation = row.generation
-            if outcome.proposed and generation.lossless and (lookups is None or resident is not lookups):
+            if outcome.proposed and generation.lossless and resident is not lookups:
                 played = Proposed(
                     generation.request_id, class_of(row), resident.version, outcome.proposed, outcome.accepted
                 )
