@@ -84,8 +84,11 @@ def ask(engine: Engine, prompt: list[int], max_tokens: int = 24, policy: Policy 
 def running(
     target: Target, drafter: Drafter | None = None, governed: bool = False, **config: float | str
 ) -> Iterator[Engine]:
-    """An engine at work, with `drafter` as its version 1; ungoverned, it proposes as long a chain as it may."""
-    config = {"context": 128, "slots": 4, **config}
+    """An engine at work, with `drafter` as its version 1; ungoverned, it proposes as long a chain as it may.
+
+    Without audits, which would now and then decode beside a request and round it otherwise.
+    """
+    config = {"context": 128, "slots": 4, "audit_share": 0.0, **config}
     engine = Engine(target, EngineConfig(**config), lambda generation: None, GovernorConfig(governor=governed))  # type: ignore[arg-type]
     engine.start()
     try:
