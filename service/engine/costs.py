@@ -42,6 +42,7 @@ class Played:
     absorbed: int  # tokens that drafters had to catch up on
     sampled: bool
     rows: tuple[tuple[RowClass, int, int], ...]  # class, proposed, accepted
+    by_match: tuple[tuple[RowClass, int, int], ...] = ()  # of trees of both: what the match alone would have done
 
     @property
     def ms(self) -> float:

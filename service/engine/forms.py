@@ -1,7 +1,9 @@
 """Survival by choice: what the governor expects of each shape that it chooses among, for rows of a class."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
+from service.engine.lookups import Lookup
 from service.engine.shapes import Shapes
 from service.engine.survival import RowClass, Survival
 
@@ -9,22 +11,29 @@ from service.engine.survival import RowClass, Survival
 class Forms:
     """An estimate for all chains, as a longer one begins as a shorter one does, one for each tree, one for matches.
 
-    What is proposed out of matches is one text, in more or fewer tokens: whichever is played tells of all.
+    What is proposed out of matches is one text, in more or fewer tokens: whichever is played tells of all. Where a tree
+    holds a drafter's proposal too, there is an estimate for both together.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._matches = Survival(max((lookup.shape.depth for lookup in shapes.lookups), default=0))
+        self._deepest = max((lookup.shape.depth for lookup in shapes.lookups), default=0)
+        self._matches = Survival(self._deepest)
         self.swapped()
 
     def swapped(self) -> None:
         """Another drafter: nothing is known of it, while n-gram matches are what they were."""
         self._chain = Survival(self._shapes.longest)
-        self._trees = [Survival(shape.depth, self._chain, tree=True) for shape in self._shapes.further]
+        self._trees = [Survival(shape.depth, self._chain.as_tree) for shape in self._shapes.further]
+        self._joined = Survival(self._deepest, partial(self._chain.beside, self._matches))
 
     def see(self, row_class: RowClass, choice: int, proposed: int, accepted: int) -> None:
         """Note a row's round."""
         self._of(row_class, choice).see(row_class, proposed, accepted)
+
+    def see_match(self, row_class: RowClass, proposed: int, accepted: int) -> None:
+        """Note what a row's match would have done without the drafter's proposal in the same tree."""
+        self._matches.see(row_class, proposed, accepted)
 
     @property
     def known(self) -> float:
@@ -51,11 +60,14 @@ class Forms:
 
     def _by_choice(self, row_class: RowClass, tokens: Callable[[Survival], list[float]]) -> list[float]:
         """`tokens` gives them by depth."""
-        chain, matches = tokens(self._chain), tokens(self._matches)
-        looked_up = (
-            matches[one.shape.depth] if one.takes(row_class.match) else chain[one.own] for one in self._shapes.lookups
-        )
-        return [*chain, *(tokens(one)[-1] for one in self._trees), *looked_up]
+        chain, matches, joined = tokens(self._chain), tokens(self._matches), tokens(self._joined)
+
+        def looked_up(lookup: Lookup) -> float:
+            if lookup.joined:
+                return joined[-1]
+            return matches[lookup.shape.depth] if lookup.takes(row_class.match) else chain[lookup.own.depth]
+
+        return [*chain, *(tokens(one)[-1] for one in self._trees), *map(looked_up, self._shapes.lookups)]
 
     def _of(self, row_class: RowClass, choice: int) -> Survival:
         if choice <= self._shapes.longest:
@@ -63,7 +75,9 @@ class Forms:
         lookup = self._shapes.lookup(choice)
         if lookup is None:
             return self._trees[choice - self._shapes.longest - 1]
+        if lookup.joined:
+            return self._joined
         return self._matches if lookup.takes(row_class.match) else self._chain
 
     def _all(self) -> list[Survival]:
-        return [self._chain, *self._trees, *([self._matches] if self._shapes.lookups else [])]
+        return [self._chain, *self._trees, *([self._matches, self._joined] if self._shapes.lookups else [])]

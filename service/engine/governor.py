@@ -87,6 +87,8 @@ class Governor:
             self._costs.observe(played)
             for row_class, proposed, accepted in played.rows:
                 self._survival.see(row_class, played.width, proposed, accepted)
+            for row_class, proposed, accepted in played.by_match:
+                self._survival.see_match(row_class, proposed, accepted)
             self._note(played)
 
     def rearm(self) -> None:
@@ -171,7 +173,7 @@ class Governor:
         """The probe that is next: while speculating, of what was not played for longest; else of the drafter."""
         batch, best = self._batch, self._standing.best
         if best > 0:
-            others = self._neighbours(best, progress) - {best}
+            others = self._neighbours(best, progress, self._progress(batch, self._survival.hoped)) - {best}
             k = max(others, key=lambda k: self._costs.since(batch.size, k, batch.sampled))
             return Plan(k, 1, self._loss(k, progress))
         hoped = self._progress(batch, self._survival.hoped)
@@ -179,9 +181,9 @@ class Governor:
         rounds = max(BURST_ROUNDS, ceil(BURST_ROWS / batch.size))
         return Plan(k, rounds, rounds * self._loss(k, progress) + self._costs.entry_ms(batch.size))
 
-    def _neighbours(self, best: int, progress: Sequence[float]) -> set[int]:
-        """What is to be known beside the best choice: a little less and more of it, and others that come close."""
-        further = [k for k in range(self._limit + 1, self._shapes.choices) if progress[k] > CLOSE * progress[best]]
+    def _neighbours(self, best: int, progress: Sequence[float], hoped: Sequence[float]) -> set[int]:
+        """What is to be known beside the best choice: a little less and more of it, and others that may come close."""
+        further = [k for k in range(self._limit + 1, self._shapes.choices) if hoped[k] > CLOSE * progress[best]]
         if best > self._limit:
             return {0, max(range(1, self._limit + 1), key=progress.__getitem__), *further}
         return {0, best - 1, min(best + 1, self._limit), min(best + best // 3, self._limit), *further}
@@ -213,7 +215,7 @@ class Governor:
             batch=seen.batch,
             draft_length=shape.depth if speed_up > 1 else 0,
             speculative=shape.depth,
-            nodes=shape.nodes,
+            nodes=self._shapes.size(speculative).nodes,
             fixed=bool(shape.form),
             lookup=self._shapes.lookup(speculative) is not None,
             survival=tuple(self._survival.cumulative(row_class, speculative)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from adapter.drafters.protocol import Shape
 from service.engine.generation import Row
 from service.engine.governor import Governor, Played, RowClass
-from service.engine.lookups import Match
+from service.engine.lookups import NOTHING, Match
 from service.engine.ranks import Ranks
 from service.engine.rounds import Plan, RoundResult
 from service.engine.shapes import BRANCHES, Shapes
@@ -39,18 +39,24 @@ class Pace:
         asked = [row.generation.draft_length if proposing else 0 for row in rows]
         self._choice = self._chosen(asked)
         lookup, shape = self._shapes.lookup(self._choice), self._shape()
-        looked_up = [lookup is not None and lookup.takes(one.match) for one in self._classes]
-        shapes = [lookup.shape if lookup and taken else shape for taken in looked_up]
-        lengths = [
-            min(each.depth if own is None else own, each.depth if taken else self._shapes.longest, row.remaining - 1)
-            for own, taken, each, row in zip(asked, looked_up, shapes, rows, strict=True)
-        ]
-        return Plan(shapes, lengths, looked_up)
+        lengths, matched = [0] * len(rows), [0] * len(rows)
+        for i, (row, wish) in enumerate(zip(rows, asked, strict=True)):
+            most, taken = row.remaining - 1, lookup is not None and lookup.takes(self._classes[i].match)
+            if lookup is not None and taken:
+                matched[i] = min(lookup.shape.depth if wish is None else wish, lookup.shape.depth, most)
+            if not taken or self._joins(row):
+                lengths[i] = min(shape.depth if wish is None else wish, self._shapes.longest, most)
+        return Plan(shape, lengths, NOTHING if lookup is None else lookup.shape, matched)
+
+    def _joins(self, row: Row) -> bool:
+        """Whether a row's drafter proposes beside a match: what is drawn can stand in no tree with what is chosen."""
+        lookup = self._shapes.lookup(self._choice)
+        return lookup is not None and lookup.joined and not row.sampler.sampled
 
     def _shape(self) -> Shape:
         """Of what drafters propose in the round that was chosen."""
         if lookup := self._shapes.lookup(self._choice):
-            return Shape.chain(lookup.own)
+            return lookup.own
         shape = self._shapes.shape(self._choice)
         if not shape.form:
             return shape
@@ -66,8 +72,8 @@ class Pace:
     def learn(self, rows: Sequence[Row], plan: Plan, result: RoundResult, total_ms: float) -> None:
         """Learn from a round that was played, and tell the governor of it."""
         if self._shapes.trees:
-            for row, outcome, taken in zip(rows, result.outcomes, plan.looked_up, strict=True):
-                if outcome.ranks and row.generation.lossless and not taken:
+            for row, outcome, matched in zip(rows, result.outcomes, plan.matched, strict=True):
+                if outcome.ranks and row.generation.lossless and not matched:
                     self._ranks.see(row.generation.workload, outcome.ranks)
         if self._governor is None:
             return
@@ -87,13 +93,16 @@ class Pace:
                     (row_class, self._proposed(plan, i, result, width), result.outcomes[i].accepted)
                     for i, row_class in enumerate(self._classes)
                 ),
+                by_match=tuple(
+                    (self._classes[i], plan.matched[i], accepted) for i, accepted in result.by_match.items()
+                ),
             )
         )
 
     def _proposed(self, plan: Plan, place: int, result: RoundResult, width: int) -> int:
         """How deep a row's proposal went, as far as it is judged by it: a tree or a match that ends early is a miss."""
         proposed = result.outcomes[place].proposed
-        if plan.shapes[place].is_chain and proposed and not plan.looked_up[place]:
+        if plan.shape.is_chain and proposed and not plan.matched[place]:
             return proposed
         return result.asked[place] if width else 0
 

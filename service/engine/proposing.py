@@ -1,40 +1,51 @@
 """The proposals of a round: each row's drafter asked for the rows that it serves, and all brought together."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from adapter.drafters.protocol import DraftRow, Proposal, Shape
 from adapter.target import Target
 from service.engine.following import has_taps, turn_to
 from service.engine.generation import Row
+from service.engine.merging import Part, first_of, together
 from service.engine.residents import Resident, blamed
 
 CAUGHT_UP = 2  # tokens that a drafter lacks after a round in which all was accepted
 
 
-def propose(
-    target: Target, residents: Sequence[Resident], rows: Sequence[Row], lengths: Sequence[int], shapes: Sequence[Shape]
-) -> tuple[Proposal, int]:
+@dataclass(frozen=True)
+class Ask:
+    """What is wanted of one drafter for one row. Two may be asked for a row whose tokens are chosen, not drawn."""
+
+    place: int  # of the row in the batch
+    of: Resident
+    shape: Shape
+    depth: int  # tokens wanted on the longest path, above 0
+
+
+def propose(target: Target, asks: Sequence[Ask], rows: Sequence[Row]) -> tuple[Proposal, int, dict[int, int]]:
     """A proposal for the whole batch, and how many earlier tokens the drafters caught up on for it.
 
-    residents, lengths, shapes: each row's, in their order.
+    And by place, of rows that two were asked for, how many tokens are those of the first, which stand first.
     """
-    parts, absorbed = [], 0
-    for resident, shape, places in _by_drafter(residents, lengths, shapes):
-        served = [rows[i] for i in places]
+    parts, absorbed = list[Part](), 0
+    for (resident, shape), wanted in _by_drafter(asks).items():
+        served = [rows[ask.place] for ask in wanted]
         if remembers(resident):
             for row in served:
                 turn_to(row, resident)
         if resident.slots is not None:
             absorbed += sum(max(0, len(row.sequence) - row.drafter_length - CAUGHT_UP) for row in served)
+        places, depths = [ask.place for ask in wanted], [ask.depth for ask in wanted]
         with blamed(resident):
-            parts.append((places, _ask(resident, served, places, [lengths[i] for i in places], shape)))
+            parts.append(Part.of(places, depths, _ask(resident, served, places, depths, shape)))
     if not parts:
-        return nothing(target, len(rows)), 0
-    return (parts[0][1] if len(parts[0][0]) == len(rows) else _together(lengths, parts)), absorbed
+        return nothing(target, len(rows)), 0, {}
+    if len(parts) == 1 and len(parts[0].places) == len(rows):
+        return parts[0].made, absorbed, {}
+    return together(len(rows), parts), absorbed, first_of(parts)
 
 
 def nothing(target: Target, rows: int) -> Proposal:
@@ -42,15 +53,12 @@ def nothing(target: Target, rows: int) -> Proposal:
     return Proposal(torch.empty(rows, 0, dtype=torch.long, device=target.device))
 
 
-def _by_drafter(
-    residents: Sequence[Resident], lengths: Sequence[int], shapes: Sequence[Shape]
-) -> list[tuple[Resident, Shape, list[int]]]:
-    """The drafters that are asked, in which shape, and the places of the rows in the batch."""
-    asked: dict[tuple[Resident, Shape], list[int]] = {}
-    for place, (resident, length, shape) in enumerate(zip(residents, lengths, shapes, strict=True)):
-        if length > 0 and resident.drafter is not None:
-            asked.setdefault((resident, shape), []).append(place)
-    return [(*key, places) for key, places in asked.items()]
+def _by_drafter(asks: Sequence[Ask]) -> Mapping[tuple[Resident, Shape], list[Ask]]:
+    """The drafters that are asked, in which shape, and for what."""
+    asked: dict[tuple[Resident, Shape], list[Ask]] = {}
+    for ask in asks:
+        asked.setdefault((ask.of, ask.shape), []).append(ask)
+    return asked
 
 
 def _ask(resident: Resident, rows: Sequence[Row], places: list[int], lengths: Sequence[int], shape: Shape) -> Proposal:
@@ -80,37 +88,3 @@ def within(shape: Shape, depth: int) -> Shape:
     if shape.is_chain:
         return Shape.chain(depth)
     return shape if shape.form else replace(shape, depth=min(shape.depth, depth))
-
-
-def _together(lengths: Sequence[int], parts: Sequence[tuple[list[int], Proposal]]) -> Proposal:
-    """Several drafters' proposals as one of the whole batch; rows that nobody proposed for hold padding."""
-    width = max(part.tokens.shape[1] for _, part in parts)
-    tokens = parts[0][1].tokens.new_zeros(len(lengths), width)
-    counts = [0] * len(lengths)
-    for places, part in parts:
-        size = part.tokens.shape[1]
-        tokens[places, :size] = part.tokens
-        for i, place in enumerate(places):
-            counts[place] = min(lengths[place], size) if part.lengths is None else part.lengths[i]
-    drawn = tuple(replace(d, rows=tuple(places[i] for i in d.rows)) for places, part in parts for d in part.drawn)
-    if all(part.parents is None for _, part in parts):
-        return Proposal(tokens, drawn, lengths=counts)
-    parents, kept = _trees_together(parts, tokens)
-    return Proposal(tokens, drawn, parents, counts, kept)
-
-
-def _trees_together(parts: Sequence[tuple[list[int], Proposal]], tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Parents, and places in the drafters' memories, of trees and chains together."""
-    chain = torch.arange(tokens.shape[1], device=tokens.device) - 1
-    parents, kept = chain.expand_as(tokens).clone(), torch.full_like(tokens, -1)
-    for places, part in parts:
-        size = part.tokens.shape[1]
-        if part.parents is not None:
-            parents[places, :size] = part.parents
-        kept[places, :size] = _fed(size, chain) if part.kept is None else part.kept
-    return parents, kept
-
-
-def _fed(size: int, chain: Tensor) -> Tensor:
-    """Of a chain, all but the last token are in the drafter's memory, one after another."""
-    return torch.where(chain[:size] + 2 < size, chain[:size] + 1, -1)

@@ -1,6 +1,6 @@
 """One round over the rows that decode: propose, verify, accept. Nothing here knows of queues, text or clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
@@ -14,7 +14,7 @@ from adapter.target import Target
 from service.engine.accept import Outcome, accept
 from service.engine.following import Shown, followers, reading, ready
 from service.engine.generation import Row
-from service.engine.proposing import nothing, propose
+from service.engine.proposing import Ask, nothing, propose
 from service.engine.pruning import pruning_of
 from service.engine.residents import Resident
 from service.engine.slots import Slots
@@ -22,11 +22,17 @@ from service.engine.slots import Slots
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be proposed for each row: in which shape, and how deep that is to go; 0 for plain decoding."""
+    """What is to be proposed for each row: in which shape, and how deep that is to go; 0 for none of it."""
 
-    shapes: list[Shape]
+    shape: Shape  # of what drafters propose
     lengths: list[int]
-    looked_up: list[bool]  # the rows whose n-gram matches go before what their own drafter would propose
+    lookup: Shape  # of what is proposed out of n-gram matches, instead of it or beside it
+    matched: list[int]
+
+    @property
+    def depths(self) -> list[int]:
+        """How deep all of a row's proposal is to go."""
+        return [max(both) for both in zip(self.lengths, self.matched, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class RoundResult:
     verify_ms: float
     absorbed: int  # earlier tokens that drafters caught up on
     asked: list[int]  # how deep each row's proposal was to go
-    proposers: list[Resident]  # of whom each row's proposal was
+    proposers: list[Resident]  # of whom each row's proposal was; n-grams, where a drafter's was beside theirs
+    by_match: dict[int, int]  # of such rows, how many tokens were accepted of what the match alone had named
 
 
 def read_prompt(target: Target, slots: Slots, slot: int, row: Row, most: int) -> Tensor | None:
@@ -98,14 +105,15 @@ def play(
 ) -> RoundResult:
     """Propose, verify, accept, once, and set every row's memory to what was accepted. `residents`: each row's."""
     began = perf_counter()
-    followed = followers(residents, plan.lengths)
-    proposers = [ngrams if ngrams and taken else own for own, taken in zip(residents, plan.looked_up, strict=True)]
-    asked = [k if ready(row, of) else 0 for row, of, k in zip(rows, proposers, plan.lengths, strict=True)]
-    proposal, absorbed = propose(target, proposers, rows, asked, plan.shapes)
+    followed = followers(residents, plan.depths)
+    asks = _asks(residents, rows, plan, ngrams)
+    proposal, absorbed, matched = propose(target, asks, rows)
+    asked = [max((ask.depth for ask in asks if ask.place == place), default=0) for place in range(len(rows))]
     drafted = perf_counter()
     starts = [row.target_length for row in rows]
     branches = None if proposal.parents is None else branches_of(starts, proposal.parents)
-    pruning = pruning_of(proposers, rows, proposal, branches, plan.shapes[0])
+    proposers = [ngrams if ngrams and k else own for own, k in zip(residents, plan.matched, strict=True)]
+    pruning = pruning_of(proposers, rows, proposal, branches, plan.shape)
     pruned = nullcontext() if pruning is None else pruning.in_pass(target, slots)
     with pruned, reading(target, slots, [resident for resident, _ in followed]) as reads:
         logits = verify(target, slots, rows, proposal, branches)
@@ -113,10 +121,22 @@ def play(
     for resident, places in followed:
         reads.tell(resident, [_shown(rows[place], place, outcomes[place]) for place in places])
     outcomes = outcomes if pruning is None else pruning.restored(outcomes)
-    settle(slots, proposers, rows, outcomes, proposal)
+    settle(slots, {ask.place: ask.of for ask in asks if ask.of is not ngrams}, rows, outcomes, proposal)
     width = proposal.tokens.shape[1]
     draft_ms, verify_ms = (drafted - began) * 1e3, (perf_counter() - drafted) * 1e3
-    return RoundResult(outcomes, width, draft_ms, verify_ms, absorbed, asked, proposers)
+    by_match = {at: sum(node < count for node in outcomes[at].path) for at, count in matched.items()}
+    return RoundResult(outcomes, width, draft_ms, verify_ms, absorbed, asked, proposers, by_match)
+
+
+def _asks(residents: Sequence[Resident], rows: Sequence[Row], plan: Plan, ngrams: Resident | None) -> list[Ask]:
+    """Who is asked for what: n-grams for rows with a match, and every drafter that is ready for its own rows."""
+    own = [
+        Ask(place, resident, plan.shape, length)
+        for place, (row, resident, length) in enumerate(zip(rows, residents, plan.lengths, strict=True))
+        if length > 0 and ready(row, resident)
+    ]
+    matched = [Ask(place, ngrams, plan.lookup, k) for place, k in enumerate(plan.matched) if k > 0 and ngrams]
+    return [*matched, *own]
 
 
 def _shown(row: Row, place: int, outcome: Outcome) -> Shown:
@@ -125,9 +145,16 @@ def _shown(row: Row, place: int, outcome: Outcome) -> Shown:
 
 
 def settle(
-    slots: Slots, proposers: Sequence[Resident], rows: Sequence[Row], outcomes: Sequence[Outcome], proposal: Proposal
+    slots: Slots,
+    drafted: Mapping[int, Resident],
+    rows: Sequence[Row],
+    outcomes: Sequence[Outcome],
+    proposal: Proposal,
 ) -> None:
-    """Set every row's memory to what was accepted: of a tree, its path is moved to where a chain would stand."""
+    """Set every row's memory to what was accepted: of a tree, its path is moved to where a chain would stand.
+
+    drafted: by place, the drafters that went on from their proposals.
+    """
     kept = None if proposal.kept is None else proposal.kept.tolist()
     moved: dict[Slots, list[tuple[int, int, int]]] = {slots: []}
     for slot, (row, outcome) in enumerate(zip(rows, outcomes, strict=True)):
@@ -137,7 +164,7 @@ def settle(
         if (
             not outcome.proposed
             or row.drafter_memory is None
-            or proposers[slot] is not row.resident
+            or drafted.get(slot) is not row.resident
             or row.state is not None
         ):
             continue

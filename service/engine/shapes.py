@@ -33,7 +33,7 @@ class Shapes:
             sizes.append(size)
             size //= 2
         trees = tuple(Shape(longest, size, BRANCHES, kept=kept) for size in reversed(sizes))
-        return Shapes(longest, trees, lookups(longest) if ngram_first else ())
+        return Shapes(longest, trees, lookups(longest, bool(trees)) if ngram_first else ())
 
     @cached_property
     def further(self) -> tuple[Shape, ...]:
@@ -54,8 +54,8 @@ class Shapes:
     @property
     def places(self) -> int:
         """How many places after a row's last token any of them takes up in a memory."""
-        shapes = [*self.trees, *(lookup.shape for lookup in self.lookups)]
-        return max([self.longest, *(shape.places for shape in shapes)])
+        shapes = [*self.trees, *(shape for lookup in self.lookups for shape in (lookup.shape, lookup.own))]
+        return max([self.longest, *(shape.places for shape in shapes), *(lookup.nodes for lookup in self.lookups)])
 
     @staticmethod
     def fitted(tree: Shape, ranks: Ranks, rows: Mapping[str, int]) -> Shape:
@@ -76,7 +76,7 @@ class Shapes:
     def size(self, choice: int) -> Size:
         """What it costs by: matches are found without a step of drafting."""
         shape, lookup = self.shape(choice), self.lookup(choice)
-        return Size(shape.depth if lookup is None else lookup.own, shape.nodes)
+        return Size(shape.depth, shape.nodes) if lookup is None else Size(lookup.own.depth, lookup.nodes)
 
     def fits(self, choice: int, matches: Collection[Match]) -> bool:
         """Whether it may be chosen for rows with these matches."""

@@ -62,7 +62,7 @@ class Speculation:
         except DrafterFailed as failed:
             self.without([failed.resident])
         except Exception:
-            asked = {r for r, length in zip(served, plan.lengths, strict=True) if length and r.drafter is not None}
+            asked = {r for r, depth in zip(served, plan.depths, strict=True) if depth and r.drafter is not None}
             if not asked:
                 raise
             self.without(list(asked))

@@ -4,8 +4,9 @@ Counts are decayed as they are added to, so that the estimates follow a drift of
 new starts from what all classes do together, and they from a hopeful prior: a drafter is tried, not presumed bad.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from service.engine.lookups import Match
 
@@ -51,9 +52,9 @@ class Counts:
 class Survival:
     """Acceptance probabilities of one drafter version, for draft lengths up to `limit`; by depth for a tree's size."""
 
-    def __init__(self, limit: int, like: "Survival | None" = None, tree: bool = False) -> None:
-        """At first it is taken for what it is `like`, and a tree to be somewhat better."""
-        self._limit, self._like, self._worth = limit, like, BRANCHING if tree else 1.0
+    def __init__(self, limit: int, like: Callable[[], Sequence[float]] = tuple) -> None:
+        """At first its tokens are taken to be accepted as likely as those that `like` tells of, by depth."""
+        self._limit, self._like = limit, like
         self._pool = self._none()
         self._classes: dict[RowClass, Counts] = {}  # least recently seen first
 
@@ -109,9 +110,17 @@ class Survival:
             conditional.append((hits + POOL_WEIGHT * centre) / (trials + POOL_WEIGHT))
         return conditional
 
+    def as_tree(self) -> list[float]:
+        """What a tree of it is taken for: P(token j accepted | the ones before it were) for all rows."""
+        return [1 - (1 - p) ** BRANCHING for p in self._pooled()]
+
+    def beside(self, other: "Survival") -> list[float]:
+        """What a tree is taken for that holds what `other` tells of, too: that either is right."""
+        pairs = zip_longest(self._pooled(), other._pooled(), fillvalue=0.0)
+        return [1 - (1 - p) * (1 - q) for p, q in pairs]
+
     def _pooled(self) -> list[float]:
-        conditional, before = [], PRIOR
-        likely = [] if self._like is None else [1 - (1 - p) ** self._worth for p in self._like._pooled()]
+        conditional, before, likely = [], PRIOR, self._like()
         for at, (trials, hits) in enumerate(zip(self._pool.trials, self._pool.hits, strict=True)):
             before = likely[at] if at < len(likely) else before
             before = (hits + PRIOR_WEIGHT * before) / (trials + PRIOR_WEIGHT)

@@ -7,8 +7,9 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
-from adapter.acceptance import expected_length
 from service.engine.governor import Governor, Played, RowClass
 from service.engine.lookups import Lookup
 
@@ -79,44 +80,58 @@ class Machine:
         self.round += 1
         absorbed = sum(self.behind) if k else 0
         nodes, wanted = self.shape(k)[1], [self._wanted(row, k) for row in rows]
-        outcomes = tuple(
-            (row, depth, self._accepted(depth, probability))
-            for row, (depth, probability) in zip(rows, wanted, strict=True)
-        )
+        outcomes = tuple((row, len(each), self._accepted(each)) for row, each in zip(rows, wanted, strict=True))
         self._advance(outcomes)
         load = self.load(self.round)
         draft = (self._steps(rows, k) * (2 + 0.1 * len(rows)) + absorbed * self.catch_up_ms) * load if k else 0.0
         verify = verify_ms(self.table, len(rows), nodes + 1) * load
-        self.total.tokens += sum(expected_length(probability, depth) for depth, probability in wanted)
+        self.total.tokens += sum(1 + sum(accumulate(each, mul)) for each in wanted)
         self.total.ms += draft + verify + 0.5
         slow = self.random.lognormvariate(0, self.noise) * (3 if self.random.random() < self.spikes else 1)
         slow *= 1.0 if k in self.played else self.cold
         self.played.add(k)
         sampled = any(row.policy != "greedy" for row in rows)
-        return Played(len(rows), k, draft * slow, verify * slow, 0.5, absorbed, sampled, outcomes)
+        by_match = self._by_match(outcomes, k)
+        return Played(len(rows), k, draft * slow, verify * slow, 0.5, absorbed, sampled, outcomes, by_match)
 
     def shape(self, k: int) -> tuple[int, int, float]:
         if lookup := self._lookup(k):
-            return lookup.shape.depth, lookup.shape.nodes, 1.0
+            return lookup.shape.depth, lookup.nodes, 1.0
         return (k, k, 1.0) if k <= self.longest else self.trees[k - self.longest - 1]
 
     def _lookup(self, k: int) -> Lookup | None:
         at = k - self.longest - 1 - len(self.trees)
         return self.lookups[at] if at >= 0 else None
 
-    def _wanted(self, row: RowClass, k: int) -> tuple[int, float]:
-        """How deep the row's proposal goes, and how likely each of its tokens is accepted."""
+    def _wanted(self, row: RowClass, k: int) -> list[float]:
+        """How likely each token of the row's proposal is accepted; of a tree of both, if either is right."""
         (depth, _, worth), lookup = self.shape(k), self._lookup(k)
-        if lookup is not None and lookup.takes(row.match):
-            return depth, self.matched
-        return depth if lookup is None else lookup.own, 1 - (1 - self.truth(self.round, row)) ** worth
+        drafter = 1 - (1 - self.truth(self.round, row)) ** worth
+        if lookup is None:
+            return [drafter] * depth
+        if not lookup.takes(row.match):
+            return [drafter] * lookup.own.depth
+        both = lookup.own.depth if lookup.joined else 0
+        return [1 - (1 - drafter) * (1 - self.matched)] * both + [self.matched] * (depth - both)
+
+    def _by_match(self, outcomes: Sequence[tuple[RowClass, int, int]], k: int) -> tuple[tuple[RowClass, int, int], ...]:
+        """Of trees of both: a token that was accepted of either is the match's as often as it is right."""
+        lookup = self._lookup(k)
+        if lookup is None or not lookup.joined:
+            return ()
+        found = []
+        for row, depth, accepted in outcomes:
+            if lookup.takes(row.match):
+                either = self._wanted(row, k)[:accepted]
+                found.append((row, depth, self._accepted([self.matched / p if p else 0.0 for p in either])))
+        return tuple(found)
 
     def _steps(self, rows: Sequence[RowClass], k: int) -> int:
-        """Steps of drafting: as many as the longest proposal of a row without a match has."""
+        """Steps of drafting, for rows that are not left to their matches."""
         lookup = self._lookup(k)
-        return max(
-            (self._wanted(row, k)[0] for row in rows if lookup is None or not lookup.takes(row.match)), default=0
-        )
+        if lookup is None:
+            return self.shape(k)[0]
+        return lookup.own.depth if lookup.joined or any(not lookup.takes(row.match) for row in rows) else 0
 
     def swap(self) -> None:
         self.behind = [self.prompt + self.output - left for left in self.left]
@@ -127,11 +142,9 @@ class Machine:
             self.behind.append(self.prompt)
             self.left.append(self.random.randint(1, self.output))
 
-    def _accepted(self, depth: int, probability: float) -> int:
-        accepted = 0
-        while accepted < depth and self.random.random() < probability:
-            accepted += 1
-        return accepted
+    def _accepted(self, probabilities: Sequence[float]) -> int:
+        """How many are, one after another."""
+        return next((at for at, each in enumerate(probabilities) if self.random.random() >= each), len(probabilities))
 
     def _advance(self, outcomes: Sequence[tuple[RowClass, int, int]]) -> None:
         for i, (_, k, accepted) in enumerate(outcomes):

@@ -1,5 +1,6 @@
 """Drafters that follow the target's hidden states, in the engine: their kinds, gaps, swaps, and what a row keeps."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from adapter.taps import Taps
 from adapter.target import Target
 from service.engine import attention
 from service.engine.following import Shown, reading
+from service.engine.lookups import NOTHING
 from service.engine.residents import Resident
 from service.engine.rounds import Plan, play, read_prompt
 from service.engine.slots import Slots
@@ -75,8 +77,8 @@ class Rig:
 
     def round(self, shape: Shape) -> tuple[int, int]:
         """Play one; (proposed, accepted)."""
-        plan = Plan([shape], [shape.depth], [False])
-        (outcome,) = play(self.target, self.slots, [self.resident], [self.row], plan, 0).outcomes
+        plan = Plan(shape, [shape.depth], NOTHING, [0])
+        (outcome,) = play(self.target, self.slots, [self.resident], [self.row], plan).outcomes
         self.row.sequence += outcome.tokens
         return outcome.proposed, outcome.accepted
 
@@ -85,6 +87,32 @@ class Rig:
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
+
+
+def vectors(size: int) -> dict[int, torch.Tensor]:
+    """All tensors of vectors of so many numbers, or of several such side by side, that anything holds: by identity."""
+    gc.collect()
+    held = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_floating_point()]
+    return {id(one): one for one in held if one.numel() and one.dim() and one.shape[-1] % size == 0}
+
+
+@pytest.mark.usefixtures("inference")
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_between_rounds_a_row_keeps_one_vector_as_long_as_a_hidden_state(
+    target: Target, drafter: LearntDrafter, shape: Shape
+) -> None:
+    """Of any kind, in a storage of its own; whatever else is new after a round, the next ones let go of."""
+    rig, hidden = Rig(target, drafter, random_prompt(target, 1, 9)), target.model.config.hidden_size
+    rig.round(shape)
+    before = vectors(hidden)
+    for _ in range(6):
+        rig.round(shape)
+    state = rig.row.state
+    assert state is not None
+    assert state.numel() <= hidden
+    assert state.untyped_storage().nbytes() <= hidden * target.dtype.itemsize
+    fresh = [one for number, one in vectors(hidden).items() if number not in before]
+    assert [one is state for one in fresh] == [True]
 
 
 @pytest.mark.usefixtures("inference")

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 
 from service.engine.governor import Choice, Governor, GovernorConfig, Played, RowClass
+from service.engine.lookups import NOTHING, Match
 from service.engine.shapes import Shapes
 from service.engine.survival import CLASSES
 from tests.service.engine.machine import BF16, FP32, Machine, Table, Truth, fixed, governed
@@ -193,7 +194,7 @@ def test_seeded_rows_that_are_not_played_as_sampled_do_not_leave_it_stuck() -> N
 def test_neither_choice_nor_observation_has_a_place_for_tokens() -> None:
     assert set(inspect.signature(Governor.choose).parameters) == {"self", "rows"}
     assert set(RowClass.__dataclass_fields__) == {"workload", "policy", "lossless", "match"}
-    figures = {"batch", "width", "draft_ms", "verify_ms", "other_ms", "absorbed", "sampled", "rows"}
+    figures = {"batch", "width", "draft_ms", "verify_ms", "other_ms", "absorbed", "sampled", "rows", "by_match"}
     assert set(Played.__dataclass_fields__) == figures
 
 
@@ -338,7 +339,7 @@ def test_a_choice_whose_first_round_was_slow_is_tried_again(seed: int) -> None:
     """The widest pass is the best by far, and its first one takes three times as long."""
     governor, machine, rows = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.9, seed, 3.0), [A_MATCH]
     lookups = [LOOKING_UP.lookup(k) for k in governed(machine, governor, rows, 100)]
-    assert sum(lookup is not None and lookup.shape.nodes == 15 for lookup in lookups) > 75
+    assert sum(lookup is not None and lookup.nodes == 15 for lookup in lookups) > 75
 
 
 def test_in_a_batch_matches_go_first_and_the_other_rows_have_their_drafter() -> None:
@@ -347,7 +348,29 @@ def test_in_a_batch_matches_go_first_and_the_other_rows_have_their_drafter() -> 
     chosen = governed(machine, governor, rows, 1500)
     assert machine.total.progress >= 0.95 * best_with_matches(0.6, 0.9, rows)
     lookups = [LOOKING_UP.lookup(k) for k in chosen[500:]]
-    assert sum(lookup is not None and lookup.own > 0 for lookup in lookups) > 800
+    assert sum(lookup is not None and (lookup.joined or lookup.own.depth > 0) for lookup in lookups) > 800
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("match", ["short", "long"])
+def test_where_a_drafter_is_right_when_a_match_is_wrong_both_are_proposed(match: Match, seed: int) -> None:
+    """For one request wide passes are cheap."""
+    rows = [replace(A, match=match)]
+    governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.6, 0.55, seed)
+    chosen = governed(machine, governor, rows, 1500)
+    assert machine.total.progress >= 0.95 * best_with_matches(0.6, 0.55, rows)
+    lookups = [LOOKING_UP.lookup(k) for k in chosen[500:]]
+    assert sum(lookup is not None and lookup.joined for lookup in lookups) > 900
+
+
+def test_rounds_of_both_tell_what_the_match_alone_would_have_done() -> None:
+    """So a match that is right by itself is found to need no drafter."""
+    governor, machine, rows = Governor(LOOKING_UP, GovernorConfig()), matching(0.0, 0.85), [A_MATCH]
+    joined = next(k for k in range(LOOKING_UP.choices) if (one := LOOKING_UP.lookup(k)) and one.joined)
+    for _ in range(60):
+        governor.observe(machine.play(rows, joined))
+    lookups = [LOOKING_UP.lookup(k) for k in governed(machine, governor, rows, 100)]
+    assert sum(lookup is not None and not lookup.joined for lookup in lookups) > 80
 
 
 def test_a_swap_leaves_what_is_known_of_matches() -> None:
@@ -363,7 +386,7 @@ def test_what_is_not_for_rows_with_such_matches_is_never_chosen() -> None:
     governor, machine = Governor(LOOKING_UP, GovernorConfig()), matching(0.3, 0.9)
     assert all(LOOKING_UP.lookup(k) is None for k in governed(machine, governor, [A] * 4, 600))
     alone = governed(machine, governor, [replace(A, match="short")] * 4, 600)
-    assert {lookup.own for k in alone if (lookup := LOOKING_UP.lookup(k))} == {0}
+    assert all(lookup.joined or lookup.own == NOTHING for k in alone if (lookup := LOOKING_UP.lookup(k)))
 
 
 def test_a_decision_on_rows_with_matches_stands_apart_and_says_so() -> None:

@@ -3,23 +3,34 @@
 import pytest
 
 from adapter.drafters.protocol import Shape
-from service.engine.lookups import SURE, Lookup, Match, lookups, match_of
+from service.engine.lookups import NOTHING, SURE, WIDEST, Lookup, Match, lookups, match_of
 
 CHAIN = Shape.chain(8)
+ALONE, BESIDE = Lookup(CHAIN), Lookup(CHAIN, Shape.chain(4))
+JOINED = Lookup(CHAIN, Shape.chain(4), joined=True)
 
 
 def test_they_are_a_chain_and_as_many_tokens_as_are_nearly_free() -> None:
-    """Each alone and beside drafters."""
-    assert [(one.shape.depth, one.shape.nodes) for one in lookups(4)] == [(4, 4), (14, 15)] * 2
-    assert [one.shape.depth for one in lookups(20)] == [20] * 2
-    assert [one.own for one in lookups(4)] == [0, 0, 4, 4]
-    assert lookups(0) == ()
+    """Each alone and beside drafters, and both in one tree."""
+    apart = [one for one in lookups(4, trees=True) if not one.joined]
+    assert [(one.shape.depth, one.shape.nodes) for one in apart] == [(4, 4), (14, 15)] * 2
+    assert [one.own for one in apart] == [NOTHING, NOTHING, Shape.chain(4), Shape.chain(4)]
+    assert [one.shape.depth for one in lookups(20, trees=True)] == [20] * 2
+    assert lookups(0, trees=True) == ()
 
 
-def test_short_matches_go_before_plain_decoding_and_only_long_ones_before_a_drafter() -> None:
-    alone, beside = Lookup(CHAIN, 0), Lookup(CHAIN, 4)
-    assert [alone.takes(match_of(tokens)) for tokens in (0, 2, SURE)] == [False, True, True]
-    assert [beside.takes(match_of(tokens)) for tokens in (0, 2, SURE)] == [False, False, True]
+@pytest.mark.parametrize("longest", range(1, 8))
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_tree_of_both_is_no_wider_than_one_of_matches(longest: int, trees: bool) -> None:
+    (joined,) = (one for one in lookups(longest, trees) if one.joined)
+    assert joined.nodes == WIDEST
+    assert joined.own.depth == longest
+    assert joined.own.is_chain == (not trees or longest == 7)
+
+
+def test_short_matches_count_but_where_a_drafter_would_stand_back_for_them() -> None:
+    for one, taken in ((ALONE, [False, True, True]), (BESIDE, [False, False, True]), (JOINED, [False, True, True])):
+        assert [one.takes(match_of(tokens)) for tokens in (0, 2, SURE)] == taken
 
 
 @pytest.mark.parametrize(
@@ -33,4 +44,4 @@ def test_short_matches_go_before_plain_decoding_and_only_long_ones_before_a_draf
     ],
 )
 def test_a_choice_that_is_another_one_by_another_name_is_none(matches: set[Match], alone: bool, beside: bool) -> None:
-    assert (Lookup(CHAIN, 0).fits(matches), Lookup(CHAIN, 4).fits(matches)) == (alone, beside)
+    assert (ALONE.fits(matches), BESIDE.fits(matches), JOINED.fits(matches)) == (alone, beside, alone)

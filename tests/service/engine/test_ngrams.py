@@ -1,12 +1,15 @@
 """N-grams in the engine: in place of a drafter, before a learned one, and for sampled rows."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from threading import Thread
 
 import pytest
 import torch
 
 from adapter.drafters.ngram import Ngram
-from adapter.drafters.protocol import Shape
+from adapter.drafters.protocol import Drafter, Shape
 from adapter.policy import Policy
 from adapter.target import Target
 from service.engine import lookups
@@ -14,7 +17,8 @@ from service.engine.engine import Engine
 from service.engine.lookups import Lookup
 from service.engine.ngrams import WAITING, Ngrams
 from service.engine.shapes import Shapes
-from tests.adapter.conditioned import first
+from service.engine.survival import RowClass
+from tests.adapter.conditioned import CONDITIONED, first, shaken
 from tests.service.engine.oracle import ask, first_layers, plain_greedy, random_prompt, running
 from tests.service.engine.small import LENGTH, PROMPT, exact, p_value, small_target
 from tests.service.engine.test_trees import row_of
@@ -67,7 +71,7 @@ def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str, fo
     drafter = first_layers(target, layers=1) if kind == "causal_lm" else first(target, kind)
     prompts = [random_prompt(target, seed, 8) for seed in range(3)]
     shapes = Shapes.of(4, 0, ngram_first=True)
-    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, 4))
+    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, Shape.chain(4)))
     with running(target, drafter, governed=True, ngram_first=True) as engine:
         engine._speculation._pace._chosen = lambda asked: beside  # type: ignore[method-assign]
         before = [ask(engine, prompt, 40).wait() for prompt in prompts]
@@ -81,6 +85,60 @@ def test_a_long_match_goes_before_the_drafters_own(target: Target, kind: str, fo
     assert sum(r.accepted for r in looked_up) > 0.9 * sum(r.proposed for r in looked_up)
     assert max(r.proposed for r in looked_up) == form.depth
     assert before == [plain_greedy(target, prompt, 40) for prompt in prompts]
+
+
+@contextmanager
+def joined_rounds(target: Target, drafter: Drafter, longest: int, nodes: int, **config: float) -> Iterator[Engine]:
+    """An engine that plays rounds of matches and a drafter together, and no other ones."""
+    shapes = Shapes.of(longest, nodes, ngram_first=True)
+    joined = next(k for k in range(shapes.choices) if (one := shapes.lookup(k)) and one.joined)
+    with running(
+        target, drafter, governed=True, ngram_first=True, draft_length=longest, tree_nodes=nodes, **config
+    ) as engine:
+        engine._speculation._pace._chosen = lambda asked: joined  # type: ignore[method-assign]
+        yield engine
+        assert engine.lanes.faults == 0
+
+
+@pytest.mark.parametrize("nodes", [0, 15], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", ["causal_lm", *CONDITIONED])
+def test_in_one_tree_with_a_drafters_proposal_they_change_no_token(target: Target, kind: str, nodes: int) -> None:
+    """Of outputs that are half known: where the match is wrong the drafter may be right, and both are told apart."""
+    drafter = first_layers(target, layers=1) if kind == "causal_lm" else shaken(first(target, kind))
+    prompts = [random_prompt(target, seed, 8) for seed in range(3)]
+    with joined_rounds(target, drafter, 4, nodes) as engine:
+        before = [ask(engine, prompt, 12).wait() for prompt in prompts]
+        settled(engine)
+        clients = [ask(engine, prompt, 40) for prompt in prompts]
+        clients += [ask(engine, prompt, 40, Policy(1.0), seed=7) for prompt in prompts]
+        outputs = [client.wait() for client in clients]
+        rounds = [r for client in clients for r in client.usage.rounds]
+    with running(target) as engine:
+        seeded = [ask(engine, prompt, 40, Policy(1.0), seed=7).wait() for prompt in prompts]
+    assert outputs[:3] == [plain_greedy(target, prompt, 40) for prompt in prompts]
+    assert [output[:12] for output in outputs[:3]] == before
+    assert outputs[3:] == seeded
+    assert {r.version for r in rounds} == {0, 1}
+
+
+def test_where_matches_mislead_the_drafter_beside_them_is_still_accepted(target: Target) -> None:
+    """Each pair of the text was followed by something else before."""
+    prompt, drafter = random_prompt(target, 3), first_layers(target, layers=2)
+    text = plain_greedy(target, prompt, 40)
+    with joined_rounds(target, drafter, 4, 15) as engine:
+        ngrams = engine._speculation._ngrams
+        assert ngrams is not None
+        assert ngrams.recent is not None
+        for pair in pairwise(text):
+            ngrams.recent.insert("default", [*pair, *range(2, 8)])
+        client = ask(engine, prompt, 40)
+        assert client.wait() == text
+    misled = [r for r in client.usage.rounds if r.version == 0]
+    assert len(misled) > 5
+    assert sum(r.accepted for r in misled) > 0.3 * len(misled)
+    assert engine._speculation._pace._governor is not None
+    matches = engine._speculation._pace._governor._survival._matches
+    assert matches.cumulative(RowClass("default", "greedy", match="short"))[0] < 0.2
 
 
 @pytest.mark.parametrize("nodes", [0, 7], ids=["chain", "tree"])
@@ -108,7 +166,7 @@ def test_so_do_sampled_rows_whose_matches_go_before_their_drafter(
     monkeypatch.setattr(lookups, "SURE", 2)  # outputs of four tokens have no longer ones
     small, policy = small_target(target), Policy(1.0)
     shapes = Shapes.of(3, 0, ngram_first=True)
-    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, 3))
+    beside = next(k for k in range(shapes.choices) if shapes.lookup(k) == Lookup(form, Shape.chain(3)))
     drafter = first_layers(small, layers=1, vocabulary=small.vocab_size)
     with running(
         small, drafter, governed=True, ngram_first=True, slots=64, draft_length=3, context=16, waiting=3000
@@ -123,6 +181,22 @@ def test_so_do_sampled_rows_whose_matches_go_before_their_drafter(
         assert engine.lanes.faults == 0
     assert p_value(outputs, exact(small, policy)) > FALSE_ALARM
     assert versions == {0, 1}
+
+
+@pytest.mark.parametrize("nodes", [0, 7], ids=["chain", "tree"])
+def test_and_those_that_share_rounds_with_trees_of_both(target: Target, nodes: int) -> None:
+    """The same bound; greedy rows in the batch have such trees."""
+    small, policy = small_target(target), Policy(1.0)
+    drafter = first_layers(small, layers=1, vocabulary=small.vocab_size)
+    with joined_rounds(small, drafter, 3, nodes, slots=64, context=16, waiting=3000) as engine:
+        for _ in range(50):
+            ask(engine, PROMPT, LENGTH, policy).wait()
+        settled(engine)
+        clients = [(ask(engine, PROMPT, LENGTH, policy), ask(engine, PROMPT, LENGTH)) for _ in range(1400)]
+        outputs = [tuple(sampled.wait()) for sampled, _ in clients]
+        greedy = {tuple(other.wait()) for _, other in clients}
+    assert p_value(outputs, exact(small, policy)) > FALSE_ALARM
+    assert greedy == {tuple(plain_greedy(small, PROMPT, LENGTH))}
 
 
 def test_where_they_fail_decoding_goes_on_without_them(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
