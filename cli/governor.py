@@ -96,10 +96,11 @@ def _cells(decision: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _shape(decision: Mapping[str, Any]) -> str:
-    """A chain's length, or a tree's depth and size; `n-grams` where it is what followed the same tokens before."""
+    """A chain's length, or a tree's depth and size; `n-grams` where it holds what followed a match."""
     depth, nodes = decision["speculative"], decision["nodes"]
     said = str(depth) if nodes <= depth else f"{depth}, {'fixed' if decision['fixed'] else 'grown'} tree of {nodes}"
-    return f"{said}, n-grams" if decision["lookup"] else said
+    matches = "n-grams and drafter" if decision["joined"] else "n-grams"
+    return f"{said}, {matches}" if decision["lookup"] else said
 
 
 def _rows(decision: Mapping[str, Any]) -> str:

@@ -17,7 +17,8 @@ class Choice:
     speculative: int  # the best draft length above 0
     nodes: int  # tokens a row of that best one; more than its draft length: a tree
     fixed: bool  # whether that tree has a form fitted to the workload, and is not grown by the drafter's confidence
-    lookup: bool  # whether what is proposed is what followed the match
+    lookup: bool  # whether what followed the match is proposed
+    joined: bool  # whether that is in one tree with the drafter's own
     survival: tuple[float, ...]  # P(at least j tokens accepted), j = 1..limit, of its kind
     speculative_ms: float  # a round of that length
     plain_ms: float  # a plain round

@@ -64,7 +64,8 @@ class EngineConfig:
     fallback: Fallback = setting("none", "what proposes where no drafter is live: `ngram`, or `none`: plain decoding")
     ngram_first: bool = setting(
         False,
-        "let the governor try what followed the same tokens before, up to 15 tokens of it, before the drafter's own",
+        "let the governor try what followed the same tokens before, up to 15 tokens of it, before the drafter's own "
+        "or in one tree with it",
     )
     ngram_tokens: int = setting(
         262_144, "tokens of recent outputs that n-grams are looked for in, 24 bytes each; 0: in the request alone"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_a_tree_is_shown_with_its_size_and_how_it_came_about(redraft: Run, datab
         (decision,) = json.loads(redraft("governor", "--url", address, "--json").stdout)["decisions"]
     assert "4, grown tree of" in " ".join(result.stdout.split())
     assert (decision["nodes"] > 4, decision["fixed"], decision["lookup"]) == (True, False, False)
+
+
+def test_a_tree_of_matches_and_of_the_drafters_own_says_that_it_holds_both(redraft: Run, database: Engine) -> None:
+    shapes = Shapes.of(4, 0, ngram_first=True)
+    governor, rows = Governor(shapes, GovernorConfig()), [replace(SQL, match="short")]
+    governed(Machine(lambda _, row_class: 0.6, longest=4, lookups=shapes.lookups, matched=0.55), governor, rows, 600)
+    with serving(database, governor) as address:
+        result = redraft("governor", "--url", address)
+        (decision,) = json.loads(redraft("governor", "--url", address, "--json").stdout)["decisions"]
+    assert "n-grams and drafter" in " ".join(result.stdout.split())
+    assert (decision["lookup"], decision["joined"]) == (True, True)
 
 
 def test_json_holds_the_figures_as_the_server_gives_them(redraft: Run, database: Engine, governor: Governor) -> None:
