@@ -133,7 +133,8 @@ class Exchange:
 
     async def run(self) -> None:
         try:
-            await self._exchange()
+            with self._observer.under_way(self._scope["method"], self._scope["path"]):
+                await self._exchange()
         except UNREACHABLE as error:
             if self._started:
                 # Without an end the server breaks the connection off, and the client sees that there is more missing.

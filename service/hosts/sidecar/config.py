@@ -11,7 +11,7 @@ class SidecarConfig:
 
     sidecar_host: str = setting("127.0.0.1", "address that the sidecar listens on; the default is this machine only")
     sidecar_port: int = setting(8766, "port that the sidecar listens on")
-    sidecar_share: float = setting(0.1, "share of the requests that a sidecar observes; 0: none, requests only pass")
+    sidecar_share: float = setting(0.1, "share of the requests that a sidecar observes, some in a row; 0: none")
     sidecar_top_k: int = setting(20, "target probabilities that an observed request asks its engine for; 0: none")
     sidecar_temperature: float = setting(
         1.0, "temperature of requests that name none: the engine's own default (vLLM takes the model's)"

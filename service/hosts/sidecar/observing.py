@@ -4,10 +4,10 @@ fail, and the feedback writer.
 Reading an answer takes a while where it has log-probabilities: that is done by a thread, from a bounded queue.
 """
 
-import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
@@ -24,6 +24,7 @@ from service.hosts.sidecar.headers import Headers, sender_of, value_of
 from service.hosts.sidecar.reading import Seen, read
 from service.hosts.sidecar.recording import Answered, Sender, Unusable
 from service.hosts.sidecar.stripping import Stripping
+from service.hosts.sidecar.turns import Turns
 
 REFUSALS: Final = 3  # in a row, after which the engine is asked again what it takes
 
@@ -65,11 +66,11 @@ class Observer:
         served: Callable[[], tuple[int | None, int]],
         keep: Callable[[Ended, Seen], None],
         ask_again: Callable[[], None] = lambda: None,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self.config = config
         self._findings, self._served, self._keep = findings, served, keep
-        self._ask_again, self._draw = ask_again, draw
+        self._ask_again, self._turns = ask_again, Turns(config.sidecar_share)
+        self._under_way = 0  # requests that the engine decodes for
         self._queue: SimpleQueue[Ended | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -87,9 +88,19 @@ class Observer:
         with self._lock:
             self._counts[outcome] += 1
 
+    @contextmanager
+    def under_way(self, method: str, path: str) -> Iterator[None]:
+        """A request, from its first byte to the last of its answer."""
+        decodes = _decodes(method, path)
+        self._under_way += decodes
+        try:
+            yield
+        finally:
+            self._under_way -= decodes
+
     def wants(self, method: str, path: str, headers: Headers) -> Sender | None:
         """Whose request it is, where it is one to be observed."""
-        if method != "POST" or path not in (CHAT, COMPLETIONS) or self._draw() >= self.config.sidecar_share:
+        if not _decodes(method, path) or not self._turns.takes(self._under_way):
             return None
         findings = self._findings()
         if findings is None or not any(form.path == path for form in findings.plans):
@@ -160,3 +171,7 @@ class Observer:
             self.count("unreadable")
         else:
             self.count("recorded")
+
+
+def _decodes(method: str, path: str) -> bool:
+    return method == "POST" and path in (CHAT, COMPLETIONS)
