@@ -137,7 +137,7 @@ def _scraper(
     def keep_growth(version: int, grown: Growth) -> None:
         drafter = attachment.drafter
         if drafter is not None and attachment.findings is not None and not attachment.counts_rounds:
-            add(database, drafter.name, row_of(version, grown))
+            add(database, drafter.name, row_of(version, grown, attachment.guard.lossless))
 
     return Scraper(
         client, config.sidecar_scrape_seconds, lambda: attachment.served()[0], keep_growth, attachment.engine_restarted

@@ -31,7 +31,7 @@ from adapter.versions import Versions
 from cli.init import SAMPLE_PROMPTS, Plan, first_drafter, read_prompts
 from service.hosts.llamacpp.process import Process, ServerFailed
 from storage.database import migrate, open_database
-from storage.history import by_version
+from storage.history import by_version, history
 from storage.registry import Registry
 from storage.servers import Servers
 from storage.weights import WeightsStore
@@ -86,6 +86,7 @@ class Story:
     second: Asked
     back: Asked
     servers: list[int]  # llama-servers that ran: under version 1, after the exchange, after the end
+    cache: Path
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         back = ask(url, prompts[:4])
         time.sleep(3)  # the counters are read once more
     running.append(llama_servers())
-    return Story(target, second, folder, database, plain, first, during, again, back, running)
+    return Story(target, second, folder, database, plain, first, during, again, back, running, config.cache)
 
 
 def learnt(folder: Path, target: Target, prompts: list[str]) -> tuple[Engine, LearntDrafter]:
@@ -158,8 +159,9 @@ def llama_server(folder: Path, model: Path, drafter: Path = Path()) -> Iterator[
 
 
 @contextmanager
-def sidecar(folder: Path, database: Engine, cache: Path) -> Iterator[str]:
+def sidecar(folder: Path, database: Engine, cache: Path, *options: str) -> Iterator[str]:
     """`redraft sidecar --swap llamacpp`, when the server that it started speculates with the live version."""
+    generation = Registry(database).live("chat").generation
     words = [PYTHON, str(WHEEL), "-m", str(folder / "target.gguf"), "--port", "{port}", "-c", "4096", "-np", "2"]
     port = Process([], Path(), folder).port
     environ = {
@@ -169,13 +171,13 @@ def sidecar(folder: Path, database: Engine, cache: Path) -> Iterator[str]:
         "REDRAFT_SIDECAR_PORT": str(port),
         "REDRAFT_SIDECAR_SHARE": "1",
         "REDRAFT_SIDECAR_SCRAPE_SECONDS": "1",
-        "REDRAFT_LLAMACPP_COMMAND": " ".join([*words, *SPECULATING]),
+        "REDRAFT_LLAMACPP_COMMAND": " ".join([*words, *SPECULATING, *options]),
     }
     command = [sys.executable, "-m", "cli", "sidecar", "http://127.0.0.1:9", "--swap", "llamacpp"]
     with (folder / "sidecar.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=CHECKOUT, env=environ, stdout=log, stderr=log)
     try:
-        wait_for(lambda: process.poll() is not None or applied(database, 1))
+        wait_for(lambda: process.poll() is not None or applied(database, generation))
         assert process.poll() is None
         yield f"http://127.0.0.1:{port}"
     except BaseException:
@@ -264,8 +266,14 @@ def gap(target: Target, prompt: str, one: str, other: str) -> float:
 def departures(story: Story, asked: Asked) -> list[float]:
     """The gaps at which answers part from the plain server's."""
     plain = {answer.prompt: answer.text for answer in story.plain.answers}
-    parted = [answer for answer in asked.answers if answer.text != plain[answer.prompt]]
+    parted = departing(story, asked)
     return [gap(story.target, answer.prompt, plain[answer.prompt], answer.text) for answer in parted]
+
+
+def departing(story: Story, asked: Asked) -> list[Answer]:
+    """The answers that are not the plain server's."""
+    plain = {answer.prompt: answer.text for answer in story.plain.answers}
+    return [answer for answer in asked.answers if answer.text != plain[answer.prompt]]
 
 
 def test_no_request_fails_while_one_server_takes_over_from_another(story: Story) -> None:
@@ -342,3 +350,30 @@ def test_a_file_that_is_no_drafter_is_refused_by_llamacpp_and_it_says_so(story: 
 def speculating(process: Process) -> None:
     process.wait_healthy(120)
     process.check_speculation()
+
+
+def test_a_server_that_accepts_what_its_target_would_not_say_is_found_out_and_its_figures_say_so(story: Story) -> None:
+    prompts, before = [answer.prompt for answer in story.plain.answers[:4]], lossless(story)
+    with sidecar(story.folder, story.database, story.cache, "--spec-synth-len", "3") as url:
+        asked = ask(url, prompts)
+        time.sleep(3)  # the counters are read once more
+        (server,) = Servers(story.database).live("chat")
+        figures = httpx2.get(f"{url}/redraft/metrics", timeout=30).text
+    assert server.capabilities is not None
+    assert (server.capabilities.losslessness, server.capabilities.lossy_settings) == ("lossy", ("--spec-synth-len",))
+    changed = [answer.prompt for answer in departing(story, asked)]
+    rows = [row for row in history(story.database, "chat") if not row.lossless]
+    counts = [(row.policy, row.accepted, row.proposed) for row in rows]
+    sys.stdout.write(f"lossy: {len(changed)} of {len(prompts)} texts are others; {counts}; lossless {before}\n")
+    assert asked.rate > story.first.rate + 0.2
+    assert changed
+    assert sum(row.accepted for row in rows) >= sum(answer.accepted for answer in asked.answers) * 0.9
+    assert lossless(story) == before
+    assert 'verification="lossy"' in figures
+    assert 'verification="lossless"' not in figures
+
+
+def lossless(story: Story) -> tuple[int, int]:
+    """Accepted and proposed in the history, of what was verified exactly."""
+    rows = [row for row in history(story.database, "chat") if row.lossless]
+    return sum(row.accepted for row in rows), sum(row.proposed for row in rows)

@@ -38,6 +38,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
     parser.add_argument("--spec-draft-sampling", choices=["greedy", "probabilistic"], default="greedy")
     parser.add_argument("--spec-type", choices=["draft-simple"], default="draft-simple")
+    parser.add_argument("--spec-synth-len", type=float, help="LOSSY: accept so many tokens a round, whatever they are")
     parser.add_argument("--metrics", action="store_true", help="always on")
     parser.add_argument("--host", default=HOST)
     parser.add_argument("--port", type=int, required=True)
@@ -63,6 +64,8 @@ def _params(xllamacpp: Any, options: argparse.Namespace) -> Any:
         draft.probabilistic = options.spec_draft_sampling == "probabilistic"
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = options.threads
         kinds = xllamacpp.common_speculative_type
+        if options.spec_synth_len is not None:
+            params.speculative.synth_len = options.spec_synth_len
         params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
     return params
 

@@ -133,8 +133,7 @@ class Exchange:
 
     async def run(self) -> None:
         try:
-            with self._observer.under_way(self._scope["method"], self._scope["path"]):
-                await self._exchange()
+            await self._exchange()
         except UNREACHABLE as error:
             if self._started:
                 # Without an end the server breaks the connection off, and the client sees that there is more missing.
@@ -145,7 +144,8 @@ class Exchange:
             await _refuse(self._send, 504 if timed_out else 502, "the engine behind this sidecar cannot be reached")
 
     async def _exchange(self) -> None:
-        sender = self._observer.wants(self._scope["method"], self._scope["path"], self._scope["headers"])
+        others = self._upstream.busy(self._url)
+        sender = self._observer.wants(self._scope["method"], self._scope["path"], self._scope["headers"], others)
         if sender is None:
             await self._plainly(self._incoming.body() if _has_body(self._scope["headers"]) else None)
             return

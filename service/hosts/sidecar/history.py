@@ -6,19 +6,19 @@ from typing import Final
 from service.hosts.sidecar.counters import Growth
 from service.hosts.sidecar.reading import Totals
 from storage.history import AcceptanceRow
-from storage.records import FeedbackRecord
+from storage.records import LOSSY, FeedbackRecord
 
 ALL: Final = "all"  # the workload and the policy of figures that tell no requests apart
 
 
-def row_of(version: int, grown: Growth, now: datetime | None = None) -> AcceptanceRow:
+def row_of(version: int, grown: Growth, lossless: bool, now: datetime | None = None) -> AcceptanceRow:
     """The sums of a stretch of time. They say nothing of requests, workloads, policies or times."""
     moment = now or datetime.now(UTC)
     accepted, rounds = round(grown.accepted), round(grown.drafts)
     return AcceptanceRow(
         version=version,
         workload=ALL,
-        policy=ALL,
+        policy=ALL if lossless else ALL + LOSSY,
         k=grown.k,
         bucket=moment.replace(second=0, microsecond=0),
         requests=0,

@@ -6,8 +6,7 @@ Reading an answer takes a while where it has log-probabilities: that is done by 
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
@@ -70,7 +69,6 @@ class Observer:
         self.config = config
         self._findings, self._served, self._keep = findings, served, keep
         self._ask_again, self._turns = ask_again, Turns(config.sidecar_share)
-        self._under_way = 0  # requests that the engine decodes for
         self._queue: SimpleQueue[Ended | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -88,19 +86,9 @@ class Observer:
         with self._lock:
             self._counts[outcome] += 1
 
-    @contextmanager
-    def under_way(self, method: str, path: str) -> Iterator[None]:
-        """A request, from its first byte to the last of its answer."""
-        decodes = _decodes(method, path)
-        self._under_way += decodes
-        try:
-            yield
-        finally:
-            self._under_way -= decodes
-
-    def wants(self, method: str, path: str, headers: Headers) -> Sender | None:
-        """Whose request it is, where it is one to be observed."""
-        if not _decodes(method, path) or not self._turns.takes(self._under_way):
+    def wants(self, method: str, path: str, headers: Headers, others: int = 0) -> Sender | None:
+        """Whose request it is, where it is one to be observed; `others` are at the engine already."""
+        if method != "POST" or path not in (CHAT, COMPLETIONS) or not self._turns.takes(others + 1):
             return None
         findings = self._findings()
         if findings is None or not any(form.path == path for form in findings.plans):
@@ -171,7 +159,3 @@ class Observer:
             self.count("unreadable")
         else:
             self.count("recorded")
-
-
-def _decodes(method: str, path: str) -> bool:
-    return method == "POST" and path in (CHAT, COMPLETIONS)

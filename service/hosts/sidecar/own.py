@@ -118,15 +118,18 @@ class _Figures(Collector):
         yield from (live, written, dropped, swaps, failures)
 
     def _engine(self) -> Iterator[Metric]:
-        """All of the engine's traffic by version, out of its own counters; records are of the observed share."""
-        labels = ["version"]
+        """All of the engine's traffic by version, out of its own counters; records are of the observed share.
+
+        With what is known of how it verifies: what a lossy engine accepts says nothing of a drafter.
+        """
+        labels, verifies = ["version", "verification"], self._attachment.guard.losslessness
         drafts = CounterMetricFamily("redraft_engine_spec_decode_num_drafts", "Rounds with a proposal", labels=labels)
         proposed = CounterMetricFamily("redraft_engine_spec_decode_num_draft_tokens", "Proposed", labels=labels)
         accepted = CounterMetricFamily("redraft_engine_spec_decode_num_accepted_tokens", "Accepted", labels=labels)
         for version, grown in sorted(self._scraper.totals.items()):
-            drafts.add_metric([str(version)], grown.drafts)
-            proposed.add_metric([str(version)], grown.proposed)
-            accepted.add_metric([str(version)], grown.accepted)
+            drafts.add_metric([str(version), verifies], grown.drafts)
+            proposed.add_metric([str(version), verifies], grown.proposed)
+            accepted.add_metric([str(version), verifies], grown.accepted)
         gauges = GaugeMetricFamily("redraft_engine_gauge", "What the engine says of its last rounds", labels=["name"])
         for gauge, value in sorted(self._scraper.gauges.items()):
             gauges.add_metric([gauge], value)

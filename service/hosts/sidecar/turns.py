@@ -19,7 +19,7 @@ class Turns:
         self._before = self._row = self._after = 0  # requests that are still to come of this cycle
 
     def takes(self, under_way: int) -> bool:
-        """Whether the next request is observed; `under_way` are those that have no end yet, itself among them."""
+        """Whether the next request is observed; `under_way` are those that have not ended yet, itself among them."""
         if self._share <= 0:
             return False
         if not self._before + self._row + self._after:

@@ -143,11 +143,17 @@ def test_a_page_of_another_form_holds_nothing_up(page: str) -> None:
 def test_counted_figures_stand_in_the_history_by_version(engine: Engine) -> None:
     moment = datetime(2026, 11, 30, 4, 5, 6, tzinfo=UTC)
     for _ in range(2):
-        add(engine, "d", row_of(3, Growth(10, 30, 12, (7, 4, 1)), moment))
+        add(engine, "d", row_of(3, Growth(10, 30, 12, (7, 4, 1)), True, moment))
     (row,) = by_version(engine, "d")
     assert (row.version, row.workload, row.policy, row.k) == (3, "all", "all", 3)
     assert (row.rounds, row.proposed, row.accepted, row.histogram) == (20, 60, 24, (6, 6, 6, 2))
     assert row.acceptance_length == 2.2
+
+
+def test_those_of_an_engine_that_may_be_lossy_say_so(engine: Engine) -> None:
+    add(engine, "d", row_of(3, Growth(10, 30, 12, (7, 4, 1)), False))
+    (row,) = by_version(engine, "d")
+    assert (row.policy, row.lossless) == ("all lossy", False)
 
 
 def test_the_sums_of_one_request_stand_in_the_history_as_its_own() -> None:
