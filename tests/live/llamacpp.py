@@ -161,7 +161,7 @@ def llama_server(folder: Path, model: Path, drafter: Path = Path()) -> Iterator[
 @contextmanager
 def sidecar(folder: Path, database: Engine, cache: Path, *options: str) -> Iterator[str]:
     """`redraft sidecar --swap llamacpp`, when the server that it started speculates with the live version."""
-    generation = Registry(database).live("chat").generation
+    generation = Registry(database).pointer("chat").generation
     words = [PYTHON, str(WHEEL), "-m", str(folder / "target.gguf"), "--port", "{port}", "-c", "4096", "-np", "2"]
     port = Process([], Path(), folder).port
     environ = {
