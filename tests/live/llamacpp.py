@@ -355,9 +355,9 @@ def speculating(process: Process) -> None:
 def test_a_server_that_accepts_what_its_target_would_not_say_is_found_out_and_its_figures_say_so(story: Story) -> None:
     prompts, before = [answer.prompt for answer in story.plain.answers[:4]], lossless(story)
     with sidecar(story.folder, story.database, story.cache, "--spec-synth-len", "3") as url:
+        wait_for(lambda: Servers(story.database).live("chat")[0].capabilities is not None)
         asked = ask(url, prompts)
         time.sleep(3)  # the counters are read once more
-        wait_for(lambda: Servers(story.database).live("chat")[0].capabilities is not None)
         (server,) = Servers(story.database).live("chat")
         figures = httpx2.get(f"{url}/redraft/metrics", timeout=30).text
     assert server.capabilities is not None
