@@ -7,7 +7,7 @@ from dataclasses import replace
 from adapter.drafters.protocol import Shape
 from service.engine.generation import Row
 from service.engine.governor import Governor, Played, RowClass
-from service.engine.lookups import NOTHING, Match
+from service.engine.lookups import NOTHING, Lookup, Match
 from service.engine.ranks import Ranks
 from service.engine.rounds import Plan, RoundResult
 from service.engine.shapes import BRANCHES, Shapes
@@ -39,19 +39,20 @@ class Pace:
         asked = [row.generation.draft_length if proposing else 0 for row in rows]
         self._choice = self._chosen(asked)
         lookup, shape = self._shapes.lookup(self._choice), self._shape()
-        lengths, matched = [0] * len(rows), [0] * len(rows)
-        for i, (row, wish) in enumerate(zip(rows, asked, strict=True)):
-            most, taken = row.remaining - 1, lookup is not None and lookup.takes(self._classes[i].match)
-            if lookup is not None and taken:
-                matched[i] = min(lookup.shape.depth if wish is None else wish, lookup.shape.depth, most)
-            if not taken or self._joins(row):
-                lengths[i] = min(shape.depth if wish is None else wish, self._shapes.longest, most)
-        return Plan(shape, lengths, NOTHING if lookup is None else lookup.shape, matched)
+        depths = [
+            self._depths(row, wish, one.match, shape, lookup)
+            for row, wish, one in zip(rows, asked, self._classes, strict=True)
+        ]
+        own, matched = ([both[i] for both in depths] for i in range(2))
+        return Plan(shape, own, NOTHING if lookup is None else lookup.shape, matched)
 
-    def _joins(self, row: Row) -> bool:
-        """Whether a row's drafter proposes beside a match: what is drawn can stand in no tree with what is chosen."""
-        lookup = self._shapes.lookup(self._choice)
-        return lookup is not None and lookup.joined and not row.sampler.sampled
+    def _depths(self, row: Row, wish: int | None, match: Match, shape: Shape, lookup: Lookup | None) -> tuple[int, int]:
+        """How deep a row's drafter is to go, and its match. What is drawn can stand in no tree with what is chosen."""
+        most = row.remaining - 1 if wish is None else min(row.remaining - 1, wish)
+        own = min(shape.depth if wish is None else self._shapes.longest, most)
+        if lookup is None or not lookup.takes(match):
+            return own, 0
+        return own if lookup.joined and not row.sampler.sampled else 0, min(lookup.shape.depth, most)
 
     def _shape(self) -> Shape:
         """Of what drafters propose in the round that was chosen."""

@@ -108,7 +108,7 @@ def play(
     followed = followers(residents, plan.depths)
     asks = _asks(residents, rows, plan, ngrams)
     proposal, absorbed, matched = propose(target, asks, rows)
-    asked = [max((ask.depth for ask in asks if ask.place == place), default=0) for place in range(len(rows))]
+    asked = _deepest(asks, len(rows))
     drafted = perf_counter()
     starts = [row.target_length for row in rows]
     branches = None if proposal.parents is None else branches_of(starts, proposal.parents)
@@ -137,6 +137,14 @@ def _asks(residents: Sequence[Resident], rows: Sequence[Row], plan: Plan, ngrams
     ]
     matched = [Ask(place, ngrams, plan.lookup, k) for place, k in enumerate(plan.matched) if k > 0 and ngrams]
     return [*matched, *own]
+
+
+def _deepest(asks: Sequence[Ask], rows: int) -> list[int]:
+    """How deep each row's proposal is to go, of all that are asked."""
+    asked = [0] * rows
+    for ask in asks:
+        asked[ask.place] = max(asked[ask.place], ask.depth)
+    return asked
 
 
 def _shown(row: Row, place: int, outcome: Outcome) -> Shown:
