@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from service.engine.lookups import Lookup
 from service.engine.shapes import Shapes
 from service.engine.survival import RowClass, Survival
 
@@ -60,14 +59,15 @@ class Forms:
 
     def _by_choice(self, row_class: RowClass, tokens: Callable[[Survival], list[float]]) -> list[float]:
         """`tokens` gives them by depth."""
-        chain, matches, joined = tokens(self._chain), tokens(self._matches), tokens(self._joined)
+        told = {survival: tokens(survival) for survival in self._all()}
+        return [told[self._of(row_class, k)][self._depth(row_class, k)] for k in range(self._shapes.choices)]
 
-        def looked_up(lookup: Lookup) -> float:
-            if lookup.joined:
-                return joined[-1]
-            return matches[lookup.shape.depth] if lookup.takes(row_class.match) else chain[lookup.own.depth]
-
-        return [*chain, *(tokens(one)[-1] for one in self._trees), *map(looked_up, self._shapes.lookups)]
+    def _depth(self, row_class: RowClass, choice: int) -> int:
+        """How deep a row's proposal goes."""
+        lookup = self._shapes.lookup(choice)
+        if lookup is None or lookup.joined or lookup.takes(row_class.match):
+            return self._shapes.shape(choice).depth
+        return lookup.own.depth
 
     def _of(self, row_class: RowClass, choice: int) -> Survival:
         if choice <= self._shapes.longest:

@@ -172,11 +172,11 @@ class Governor:
     def _plan(self, progress: Sequence[float]) -> Plan:
         """The probe that is next: while speculating, of what was not played for longest; else of the drafter."""
         batch, best = self._batch, self._standing.best
+        hoped = self._progress(batch, self._survival.hoped)
         if best > 0:
-            others = self._neighbours(best, progress, self._progress(batch, self._survival.hoped)) - {best}
+            others = self._neighbours(best, progress, hoped) - {best}
             k = max(others, key=lambda k: self._costs.since(batch.size, k, batch.sampled))
             return Plan(k, 1, self._loss(k, progress))
-        hoped = self._progress(batch, self._survival.hoped)
         k = max(range(1, self._shapes.choices), key=hoped.__getitem__)
         rounds = max(BURST_ROUNDS, ceil(BURST_ROWS / batch.size))
         return Plan(k, rounds, rounds * self._loss(k, progress) + self._costs.entry_ms(batch.size))

@@ -36,13 +36,18 @@ class Lookup:
 
     def takes(self, match: Match) -> bool:
         """Whether a row's match counts; a short one does not where the drafter would have to stand back for it."""
-        return match == "long" or (match == "short" and (self.joined or self.own == NOTHING))
+        return match == "long" or (match == "short" and not self._stands_back)
 
     def fits(self, matches: Collection[Match]) -> bool:
         """Whether it is something of its own for rows with these matches, and no other choice by another name."""
-        if self.joined or self.own == NOTHING:
-            return any(self.takes(match) for match in matches)
-        return "long" in matches and len(matches) > 1
+        if self._stands_back:
+            return "long" in matches and len(matches) > 1
+        return any(self.takes(match) for match in matches)
+
+    @property
+    def _stands_back(self) -> bool:
+        """Whether drafters propose, but not for rows whose match counts."""
+        return self.own != NOTHING and not self.joined
 
 
 def lookups(longest: int, trees: bool) -> tuple[Lookup, ...]:
