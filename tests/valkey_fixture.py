@@ -47,6 +47,13 @@ class ValkeyServer:
         assert self.server.process is not None
         self.server.process.wait()
 
+    def kill_synced(self) -> None:
+        """Once all that it has confirmed is on disk: it is synced each second, and what is younger may be lost."""
+        with self.client() as client:
+            client.set("synced", "until here")
+            assert client.execute_command("WAITAOF", 1, 0, 10_000)[0] == 1
+        self.kill()
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 

@@ -62,7 +62,7 @@ def test_the_admin_client_asks_again_after_a_lost_reply(lossy: LossyProxy) -> No
 def test_the_admin_client_survives_a_restart_of_the_server(own_valkey: ValkeyServer) -> None:
     client = admin(own_valkey.url)
     client.set("kept", "yes")
-    own_valkey.kill()
+    own_valkey.kill_synced()
     own_valkey.start()
     assert client.get("kept") == b"yes"
 

@@ -113,7 +113,7 @@ def test_pending_and_acknowledged_survive_a_kill_of_the_server(own_valkey: Valke
     stream.append(numbered(4))
     batch = stream.read(ADAPT, "a", 2)
     stream.acknowledge(ADAPT, [batch.entries[0][0]])
-    own_valkey.kill()
+    own_valkey.kill_synced()
     own_valkey.start()
     assert read(stream) == numbered(3, start=1)
 

@@ -42,7 +42,7 @@ def test_what_was_written_is_there_after_it_was_closed_and_started_again(folder:
 def test_it_survives_sigkill(own_valkey: ValkeyServer) -> None:
     with own_valkey.client() as client:
         client.set("kept", "yes")
-    own_valkey.kill()
+    own_valkey.kill_synced()
     own_valkey.start()
     with own_valkey.client() as client:
         assert client.get("kept") == b"yes"
